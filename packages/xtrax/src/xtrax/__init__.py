@@ -1,1 +1,57 @@
+"""The layer before `jax.jit`: every xtrax package under one name, resolved on first use.
+
+`import xtrax` imports neither jax nor any layer; `xtrax.AxisSpec` or `xtrax.tiling` imports the layer that it
+lies in. See `xtrax.versions()` for what is installed.
+"""
+
 __path__ = __import__("pkgutil").extend_path(__path__, __name__)
+
+from typing import TYPE_CHECKING
+
+from xtrax import _lazy
+from xtrax._version import __version__ as __version__
+
+if TYPE_CHECKING:
+    from xtrax import cli as cli
+    from xtrax import config as config
+    from xtrax import jit as jit
+    from xtrax import run as run
+    from xtrax import tiling as tiling
+    from xtrax import training as training
+    from xtrax._lazy import versions as versions
+    from xtrax.jit import batched_jit as batched_jit
+    from xtrax.jit import bounded_jit as bounded_jit
+    from xtrax.tiling import AxisDecision as AxisDecision
+    from xtrax.tiling import AxisSpec as AxisSpec
+    from xtrax.tiling import BatchPlan as BatchPlan
+    from xtrax.tiling import BatchPlanner as BatchPlanner
+    from xtrax.tiling import Bucket as Bucket
+    from xtrax.tiling import CarrySpec as CarrySpec
+    from xtrax.tiling import DedupGather as DedupGather
+    from xtrax.tiling import DedupSpec as DedupSpec
+    from xtrax.tiling import SafeMap as SafeMap
+    from xtrax.tiling import Scan as Scan
+    from xtrax.tiling import Vmap as Vmap
+    from xtrax.tiling import bucketize as bucketize
+    from xtrax.tiling import make_axis_dispatch as make_axis_dispatch
+    from xtrax.tiling import select_bucket as select_bucket
+    from xtrax.training import Callback as Callback
+    from xtrax.training import DataModule as DataModule
+    from xtrax.training import Engine as Engine
+    from xtrax.training import ResumableState as ResumableState
+    from xtrax.training import Trainer as Trainer
+    from xtrax.training import init_state as init_state
+    from xtrax.training import load_checkpoint as load_checkpoint
+    from xtrax.training import save_checkpoint as save_checkpoint
+
+__all__ = ["__version__", *_lazy.NAMES]
+
+
+def __getattr__(name: str) -> object:
+    value = _lazy.resolve(name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
