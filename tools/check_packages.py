@@ -23,6 +23,33 @@ from packaging.version import Version
 ROOT = Path(__file__).resolve().parent.parent
 META = "xtrax"
 
+# What a layer may require, apart from jax and jaxlib: its own third parties, and all that the layers below it may.
+_BELOW = {
+    "xtrax-jit": [],
+    "xtrax-tiling": ["xtrax-jit"],
+    "xtrax-stages": ["xtrax-tiling"],
+    "xtrax-run": ["xtrax-stages"],
+    "xtrax-train": ["xtrax-run"],
+    "xtrax-sparse": ["xtrax-jit"],
+    "xtrax-eda": ["xtrax-tiling"],
+    "xtrax-cli": ["xtrax-train", "xtrax-sparse", "xtrax-eda"],
+}
+_THIRD_PARTIES = {
+    "xtrax-tiling": ["equinox", "numpy"],
+    "xtrax-run": ["zarr", "rich", "cattrs"],
+    "xtrax-train": ["optax", "chex", "orbax-checkpoint", "grain"],
+    "xtrax-sparse": ["equinox"],
+    "xtrax-cli": ["tyro"],
+}
+
+
+def may_require(package: str) -> set[str]:
+    """Every distribution that a layer's design lets it require."""
+    allowed = {"jax", "jaxlib", *_THIRD_PARTIES.get(package, [])}
+    for lower in _BELOW[package]:
+        allowed |= {lower} | may_require(lower)
+    return allowed
+
 
 def imported_layers(source: Path) -> Iterator[tuple[str, int]]:
     """Yield `(layer, line)` for each import of `xtrax.<layer>` in a file, at any depth."""
@@ -80,6 +107,12 @@ def main() -> int:
         faults += [
             f"packages/{name}/pyproject.toml: declares {other} but never imports it" for other in declared - used.keys()
         ]
+        if name != META:
+            faults += [
+                f"packages/{name}/pyproject.toml: requires {r.name}, which its place in the design does not allow"
+                for r in required
+                if r.name not in may_require(name)
+            ]
         ranges.setdefault("requires-python", {}).setdefault(project["requires-python"], []).append(name)
         for requirement in required + extras:
             if requirement.name in ("jax", "jaxlib") or requirement.name in packages:
