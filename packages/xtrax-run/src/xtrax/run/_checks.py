@@ -1,0 +1,50 @@
+"""Checks of what describes a sink, shared by the spec and the sinks."""
+
+import operator
+import os
+import secrets
+from pathlib import Path
+from typing import Any
+
+from xtrax.run._names import check_name
+
+
+def new_run_id() -> str:
+    """A new random run id: `run-` and 12 hexadecimal digits.
+
+    Examples:
+        >>> import re
+        >>> bool(re.fullmatch("run-[0-9a-f]{12}", new_run_id()))
+        True
+    """
+    return f"run-{secrets.token_hex(6)}"
+
+
+def check_run_id(run_id: Any) -> str | None:
+    """Return it if it is None or fit for a file name; TypeError or ValueError if not."""
+    return None if run_id is None else check_name(run_id, "run_id")
+
+
+def check_output_dir(output_dir: Any) -> Path:
+    """Return it as a path; TypeError if it is no path, ValueError if it is empty or holds NUL."""
+    if not isinstance(output_dir, str | os.PathLike):
+        raise TypeError(f"output_dir must be a path, not {type(output_dir).__name__}: {output_dir!r}")
+    text = os.fspath(output_dir)
+    if not isinstance(text, str):
+        raise TypeError(f"output_dir must be a text path, not bytes: {text!r}")
+    if not text or "\0" in text:
+        raise ValueError(f"output_dir is {text!r}; it must name a folder")
+    return Path(text)
+
+
+def check_flush_every(flush_every: Any) -> int:
+    """Return it as an int; TypeError if it is no integer, ValueError if it is not positive."""
+    try:
+        number = operator.index(flush_every)
+    except TypeError:
+        number = None
+    if number is None or isinstance(flush_every, bool):
+        raise TypeError(f"flush_every must be an int, not {type(flush_every).__name__}: {flush_every!r}")
+    if number < 1:
+        raise ValueError(f"flush_every is {number}; it must be at least 1 (to drain by hand only, choose a large number)")
+    return number

@@ -1,0 +1,85 @@
+"""Make files and folders durable, not only visible."""
+
+import os
+from pathlib import Path
+
+
+def fsync_file(path: str | os.PathLike[str]) -> None:
+    """Wait until a file's bytes are on the disk.
+
+    A new file's name is durable only after `fsync_directory` of its folder.
+
+    Args:
+        path: A regular file.
+
+    Raises:
+        IsADirectoryError: If it is a folder.
+        OSError: If it cannot be opened or flushed.
+
+    Examples:
+        >>> import pathlib, tempfile
+        >>> path = pathlib.Path(tempfile.mkdtemp(), "data.bin")
+        >>> _ = path.write_bytes(b"abc")
+        >>> fsync_file(path)
+    """
+    if os.path.isdir(path):
+        raise IsADirectoryError(f"{os.fspath(path)} is a folder; use fsync_directory or fsync_tree")
+    _fsync(path, os.O_RDONLY)
+
+
+def fsync_directory(path: str | os.PathLike[str]) -> None:
+    """Wait until a folder's list of names is on the disk: files created, renamed or removed in it.
+
+    Args:
+        path: A folder.
+
+    Raises:
+        NotADirectoryError: If it is not a folder.
+        OSError: If it cannot be opened or flushed.
+
+    Examples:
+        >>> import tempfile
+        >>> fsync_directory(tempfile.mkdtemp())
+    """
+    _fsync(path, os.O_RDONLY | os.O_DIRECTORY)
+
+
+def fsync_tree(path: str | os.PathLike[str]) -> None:
+    """`fsync` every file and folder below a folder, and itself, from the bottom up.
+
+    From the bottom up, because a name should not be durable before what it names. Symbolic links are not followed.
+
+    Args:
+        path: A folder.
+
+    Raises:
+        NotADirectoryError: If it is not a folder.
+        OSError: If anything below it cannot be flushed.
+
+    Examples:
+        >>> import pathlib, tempfile
+        >>> root = pathlib.Path(tempfile.mkdtemp())
+        >>> (root / "a").mkdir()
+        >>> _ = (root / "a" / "data.bin").write_bytes(b"abc")
+        >>> fsync_tree(root)
+    """
+
+    def fail(error: OSError) -> None:
+        raise error
+
+    if not os.path.isdir(path):
+        raise NotADirectoryError(f"{os.fspath(path)} is not a folder; fsync_tree flushes a folder and all below it")
+    for folder, _, files in os.walk(path, topdown=False, onerror=fail):
+        for name in files:
+            file = Path(folder, name)
+            if file.is_file() and not file.is_symlink():
+                fsync_file(file)
+        fsync_directory(folder)
+
+
+def _fsync(path: str | os.PathLike[str], flags: int) -> None:
+    handle = os.open(path, flags)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

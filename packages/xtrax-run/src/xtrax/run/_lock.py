@@ -1,0 +1,101 @@
+"""One live writer a folder."""
+
+import contextlib
+import fcntl
+import json
+import os
+import socket
+import weakref
+from pathlib import Path
+
+from xtrax.run._errors import SinkError
+from xtrax.run._names import HIDDEN
+
+# A forked child inherits open files, and with them the lock: it would outlive the process that took it.
+_held: "weakref.WeakSet[FolderLock]" = weakref.WeakSet()
+
+
+def _drop_in_child() -> None:
+    for lock in list(_held):
+        lock._close()
+
+
+os.register_at_fork(after_in_child=_drop_in_child)
+
+
+class FolderLock:
+    """An exclusive `flock` on `folder/.xtrax/lock`, which the kernel drops when the process ends, however it ends."""
+
+    def __init__(self, folder: Path):
+        """Take the lock.
+
+        Raises:
+            SinkError: If a live writer holds it, or the file system has no locks.
+            OSError: If the lock file cannot be made.
+        """
+        self.folder = folder
+        self.path = folder / HIDDEN / "lock"
+        self._handle: int | None = None
+        while self._handle is None:
+            self.path.parent.mkdir(exist_ok=True)
+            try:
+                handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            except FileNotFoundError:
+                continue  # a writer that was just ending removed the folder
+            try:
+                self._flock(handle)
+                # That writer may have removed the file after it was opened here: then this lock protects nothing.
+                if _same_file(handle, self.path):
+                    self._handle = handle
+            finally:
+                if self._handle is None:
+                    os.close(handle)
+        os.ftruncate(self._handle, 0)
+        os.write(self._handle, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode())
+        self._closer = weakref.finalize(self, os.close, self._handle)
+        _held.add(self)
+
+    def _flock(self, handle: int) -> None:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = self.path.read_text() or "unknown"
+            raise SinkError(
+                f"{self.folder} is being written by another live sink (holder: {holder}); wait for it to finish, "
+                "finalize it, or choose another output_dir",
+                path=self.folder,
+            ) from None
+        except OSError as error:
+            raise SinkError(
+                f"{self.folder} cannot be locked ({error}); two writers could not be told apart there. Choose an "
+                "output_dir on a file system with flock",
+                path=self.folder,
+            ) from error
+
+    def check(self) -> None:
+        """Raise `FileNotFoundError` unless the folder is still the one that was locked, by this process."""
+        if self._handle is None:
+            raise FileNotFoundError("the sink was opened by another process (before a fork) or is closed; open a new one")
+        if not _same_file(self._handle, self.path):
+            raise FileNotFoundError("the folder was removed or replaced while it was being written")
+
+    def release(self) -> None:
+        """Give the lock up and leave no trace of it."""
+        if self._handle is not None:
+            with contextlib.suppress(OSError):  # a vanished or read-only folder; the lock itself goes with the handle
+                if _same_file(self._handle, self.path):
+                    self.path.unlink()
+                    self.path.parent.rmdir()
+            self._close()
+
+    def _close(self) -> None:
+        if self._handle is not None:
+            self._handle = None
+            self._closer()
+
+
+def _same_file(handle: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(handle), os.stat(path))
+    except (FileNotFoundError, NotADirectoryError):
+        return False
