@@ -1,1 +1,3 @@
+"""The version of xtrax-jit, read by the build from here."""
+
 __version__ = "0.4.0"

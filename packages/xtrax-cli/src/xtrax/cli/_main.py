@@ -1,0 +1,67 @@
+"""The entry point: parse, dispatch, and turn errors into a line and an exit code."""
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from xtrax.cli._errors import CLIError, UsageError
+from xtrax.cli._version import __version__
+
+_INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+
+
+def main(
+    argv: Sequence[str] | None = None,
+    *,
+    registry: Mapping[str, tuple[type, Callable[[Any], int]]] | None = None,
+    prog: str = "xtrax",
+) -> int:
+    """Run a command line.
+
+    Args:
+        argv: The arguments without the program's name; those of the process if None.
+        registry: The verbs; `REGISTRY` if None. Another program may add its own.
+        prog: The program's name, for help and errors.
+
+    Returns:
+        The exit code: 0; 1 for a run that failed; 2 for a fault of usage or configuration; 130 if interrupted.
+
+    Examples:
+        >>> main(["--version"]).__int__()  # doctest: +ELLIPSIS
+        xtrax 0...
+        0
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    debug = "--debug" in arguments
+    arguments = [argument for argument in arguments if argument != "--debug"]
+    try:
+        return _dispatch(arguments, registry, prog)
+    except CLIError as error:
+        if debug:
+            import traceback  # here, for a quick start
+
+            traceback.print_exc()
+        print(f"{prog}: {error}", file=sys.stderr)  # noqa: T201
+        return error.exit_code
+    except KeyboardInterrupt:
+        if debug:
+            raise
+        print(f"{prog}: interrupted before anything was saved", file=sys.stderr)  # noqa: T201
+        return _INTERRUPTED
+
+
+def _dispatch(arguments: list[str], registry: Mapping[str, tuple[type, Callable[[Any], int]]] | None, prog: str) -> int:
+    if arguments == ["--version"]:
+        print(f"{prog} {__version__}")  # noqa: T201
+        return 0
+    from xtrax.cli._parse import parse  # here, since it imports tyro
+    from xtrax.cli.registry import REGISTRY
+
+    verbs = REGISTRY if registry is None else registry
+    if not arguments:
+        raise UsageError(f"name a verb: {', '.join(verbs)}; {prog} --help tells what they do")
+    args = parse(arguments, verbs, prog)
+    if args is None:
+        return 0
+    run_fn = next(run_fn for args_class, run_fn in verbs.values() if type(args) is args_class)
+    return run_fn(args)

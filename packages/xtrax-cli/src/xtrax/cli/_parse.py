@@ -1,0 +1,44 @@
+"""Command lines to the arguments of a verb, by tyro."""
+
+import contextlib
+import difflib
+import io
+import re
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Union
+
+import tyro
+
+from xtrax.cli._errors import UsageError
+
+_DESCRIPTION = "Train from TOML. --version tells the version; --debug, anywhere, shows the traceback of an error."
+
+
+def parse(arguments: list[str], verbs: Mapping[str, tuple[type, Callable[[Any], int]]], prog: str) -> Any:
+    """The arguments object of the verb, or None if only help or a completion script was asked for."""
+    first = arguments[0]
+    if not first.startswith("-") and first not in verbs:
+        near = difflib.get_close_matches(first, verbs, 1)
+        hint = f"did you mean {prog} {near[0]}?" if near else f"there are {', '.join(verbs)}"
+        raise UsageError(f"there is no verb {first!r}; {hint}")
+    classes = [
+        Annotated[args_class, tyro.conf.subcommand(name, prefix_name=False)] for name, (args_class, _) in verbs.items()
+    ]
+    told = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(told):
+            return tyro.cli(Union[tuple(classes)], prog=prog, args=arguments, description=_DESCRIPTION)  # noqa: UP007
+    except SystemExit as error:
+        if not error.code:
+            return None
+        verb = f" {first}" if first in verbs else ""
+        raise UsageError(f"{_condensed(told.getvalue())}; see {prog}{verb} --help") from error
+
+
+def _condensed(box: str) -> str:
+    """The first part of the box in which tyro draws an error, as one line."""
+    text = re.sub(r"\x1b\[[0-9;]*m", "", box)
+    lines = [line.strip("│ ").strip() for line in text.splitlines() if not line.startswith(("╭", "╰"))]
+    parts = re.split(r"─{3,}", " ".join(lines))
+    wanted = [part.strip() for part in parts if not re.search(r"full helptext|Argument helptext", part)]
+    return "; ".join(re.split(r"\s*Got errors:", part)[0].rstrip(". ") for part in wanted if part) or "cannot be parsed"

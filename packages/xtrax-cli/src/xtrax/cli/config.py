@@ -1,0 +1,167 @@
+"""What `xtrax run` reads: the tables of a training run's TOML file."""
+
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from xtrax.cli._errors import CLIError
+from xtrax.config import (
+    TomlDocument,
+    apply_overrides,
+    check_schema_version,
+    load_toml_document,
+    structure_dataclass,
+)
+
+SCHEMA_VERSION = 1
+
+
+class ConfigError(CLIError, ValueError):
+    """A configuration that cannot be run: one line for each fault, with the file, the line and the key."""
+
+
+def _is_path(value: str) -> None:
+    if not re.fullmatch(r"[^:\s]+:[^:\s]+", value):
+        raise ValueError(f"must be module:symbol, such as optax:adam, found {value!r}")
+
+
+def _at_least_1(value: float) -> None:
+    if value < 1:
+        raise ValueError(f"must be at least 1, found {value}")
+
+
+def _is_seed(value: int | None) -> None:
+    if value is not None and not 0 <= value < 2**32:
+        raise ValueError(f"must be from 0 to {2**32 - 1}, found {value}")
+
+
+def _are_paths(value: dict[str, str]) -> None:
+    for name, path in value.items():
+        try:
+            _is_path(path)
+        except ValueError as error:
+            raise ValueError(f"{name} {error}") from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """`[model]`: `path(**kwargs)`, with `key=` or `seed=` if it takes one, gives the model.
+
+    Attributes:
+        path: `module:symbol` of a class or function.
+        kwargs: Its keyword arguments.
+        vmap: Whether the model takes one example and is mapped over the batch; else it takes the batch.
+    """
+
+    path: str = field(metadata={"check": _is_path})
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    vmap: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """`[optimizer]`: `path(**kwargs)` gives an `optax.GradientTransformation`.
+
+    Attributes:
+        path: `module:symbol`, such as `optax:adam`.
+        kwargs: Its keyword arguments.
+    """
+
+    path: str = field(metadata={"check": _is_path})
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossConfig:
+    """`[loss]`: the function of `(predictions, targets)` itself, with `kwargs` bound.
+
+    Attributes:
+        path: `module:symbol`, such as `optax:softmax_cross_entropy_with_integer_labels`.
+        kwargs: Keyword arguments bound to it.
+    """
+
+    path: str = field(metadata={"check": _is_path})
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """`[data]`: `factory(batch_size=, seed=, **kwargs)` gives a `DataModule`.
+
+    Attributes:
+        factory: `module:symbol`.
+        batch_size: Examples in a batch.
+        kwargs: Further keyword arguments, passed as they are.
+        seed: The seed of the data; the run's own if left out.
+    """
+
+    factory: str = field(metadata={"check": _is_path})
+    batch_size: int = field(metadata={"check": _at_least_1})
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    seed: int | None = field(default=None, metadata={"check": _is_seed})
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """A training run. Every key that is not named here is refused.
+
+    Attributes:
+        num_epochs: How many passes over the data.
+        model: The model.
+        optimizer: The optimizer.
+        loss: The loss.
+        data: The data.
+        schema_version: The layout of the file: 1.
+        kind: `"train"`.
+        seed: Of the model, of the training state and, unless `[data]` has its own, of the data.
+        steps_per_call: Steps compiled into one call of the engine; results do not depend on it.
+        metrics: A name for each `module:symbol` of `(predictions, targets) -> (n,)`.
+    """
+
+    num_epochs: int = field(metadata={"check": _at_least_1})
+    model: ModelConfig
+    optimizer: OptimizerConfig
+    loss: LossConfig
+    data: DataConfig
+    schema_version: int = SCHEMA_VERSION
+    kind: Literal["train"] = "train"
+    seed: int = field(default=0, metadata={"check": _is_seed})
+    steps_per_call: int = field(default=1, metadata={"check": _at_least_1})
+    metrics: dict[str, str] = field(default_factory=dict, metadata={"check": _are_paths})
+
+
+def load_train_config(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> tuple[TrainConfig, TomlDocument]:
+    """Read a training run's TOML file.
+
+    Args:
+        path: The file.
+        overrides: `key=value` texts, such as `optimizer.kwargs.learning_rate=1e-3`.
+
+    Returns:
+        The configuration, and the document that it came from, overrides applied.
+
+    Raises:
+        ConfigError: With every fault of the file at once.
+
+    Examples:
+        >>> import pathlib, tempfile
+        >>> path = pathlib.Path(tempfile.mkdtemp(), "train.toml")
+        >>> _ = path.write_text('''
+        ... schema_version = 1
+        ... num_epochs = 2
+        ... model = {path = "equinox.nn:MLP"}
+        ... optimizer = {path = "optax:adam", kwargs = {learning_rate = 1e-3}}
+        ... loss = {path = "optax:l2_loss"}
+        ... data = {factory = "data:make", batch_size = 32}
+        ... ''')
+        >>> config, _ = load_train_config(path, ["num_epochs=3"])
+        >>> config.num_epochs, config.optimizer.kwargs
+        (3, {'learning_rate': 0.001})
+    """
+    document = load_toml_document(path, ConfigError)
+    changed = apply_overrides(document, overrides, ConfigError)
+    check_schema_version(changed, SCHEMA_VERSION, ConfigError)
+    config = structure_dataclass(changed, TrainConfig, ConfigError)
+    return config, TomlDocument(changed, document.path, getattr(changed, "origins", {}))

@@ -1,0 +1,120 @@
+"""A TOML file as a dict that remembers where its keys stand."""
+
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+from xtrax.config._faults import check_error_class, nearest
+from xtrax.config._keys import Key, key_lines
+
+_POSITION = re.compile(r"\s*\(at (?:line (?P<line>\d+), column (?P<column>\d+)|end of document)\)$")
+
+
+class TomlDocument(dict[str, Any]):
+    """The tables of a TOML file: a plain `dict` of plain values, which also knows its file and lines.
+
+    Attributes:
+        path: The file.
+        origins: For each key, as a tuple of its parts from the root, the line (from 1) on which it first stands, or
+            the text `"override"` if it was set by `apply_overrides`.
+    """
+
+    def __init__(self, tables: Mapping[str, Any], path: Path, origins: Mapping[Key, int | str]) -> None:
+        """Wrap parsed tables."""
+        super().__init__(tables)
+        self.path = path
+        self.origins = dict(origins)
+
+    def where(self, key: Key = ()) -> str:
+        """`file:line` of a key, or of the nearest table that holds it; `file` alone if no line is known.
+
+        Args:
+            key: The key's parts from the root, such as `("optimizer", "kwargs", "lr")`.
+        """
+        for length in range(len(key), 0, -1):
+            origin = self.origins.get(key[:length])
+            if isinstance(origin, int):
+                return f"{self.path}:{origin}"
+            if origin is not None:
+                return f"{self.path} ({origin})"
+        return str(self.path)
+
+
+def load_toml_document(path: str | os.PathLike[str], error_cls: type[Exception]) -> TomlDocument:
+    """Read a TOML file.
+
+    Args:
+        path: The file, in UTF-8; a byte order mark is allowed.
+        error_cls: The exception class to raise for a fault of the file; called with the message.
+
+    Returns:
+        The document: a `dict` that also knows the file and the line of each key.
+
+    Raises:
+        TypeError: If `path` is not a path, or `error_cls` not an exception class.
+        error_cls: If the file is missing, is a folder, cannot be read, is not UTF-8, or is not TOML. A syntax error is
+            told as `file:line:column`.
+
+    Examples:
+        >>> import pathlib, tempfile
+        >>> path = pathlib.Path(tempfile.mkdtemp(), "run.toml")
+        >>> _ = path.write_text("seed = 3\\n[model]\\npath = 'net:make'\\n")
+        >>> document = load_toml_document(path, ValueError)
+        >>> document["model"]
+        {'path': 'net:make'}
+        >>> document.where(("model", "path")) == f"{path}:3"
+        True
+    """
+    check_error_class(error_cls)
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"path must be a str or a path, got {type(path).__name__}")
+    file = Path(path)
+    try:
+        data = file.read_bytes()
+    except OSError as error:
+        raise error_cls(_unreadable(file, error)) from error
+    except ValueError as error:  # a NUL byte in the name
+        raise error_cls(f"{str(path)!r} cannot be the name of a file: {error}") from error
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        before = data[: error.start].decode("utf-8-sig")
+        _refuse_syntax(
+            file, before, f"not UTF-8 (byte 0x{data[error.start]:02x}); save the file as UTF-8", error_cls, error
+        )
+    try:
+        return TomlDocument(tomllib.loads(text), file, key_lines(text))
+    except tomllib.TOMLDecodeError as error:
+        message = str(error)
+        position = _POSITION.search(message)
+        what = "not valid TOML: " + (message[: position.start()] if position else message)
+        if position and position["line"]:
+            raise error_cls(f"{file}:{position['line']}:{position['column']}: {what}") from error
+        _refuse_syntax(file, text, what + " at the end of the file", error_cls, error)
+    except RecursionError as error:
+        raise error_cls(f"{file}: arrays or tables are nested too deeply to be read; flatten them") from error
+
+
+def _refuse_syntax(file: Path, before: str, what: str, error_cls: type[Exception], cause: Exception) -> NoReturn:
+    """Raise `error_cls` at the position just after `before`."""
+    line, column = before.count("\n") + 1, len(before) - before.rfind("\n")
+    raise error_cls(f"{file}:{line}:{column}: {what}") from cause
+
+
+def _unreadable(file: Path, error: OSError) -> str:
+    """What is wrong with a file that did not open, and what to do."""
+    if isinstance(error, FileNotFoundError):
+        folder = file.parent
+        if not folder.is_dir():
+            return f"{file}: no such file; the folder {folder} does not exist either"
+        others = sorted(entry.name for entry in folder.iterdir() if entry.suffix == ".toml")
+        if near := nearest(file.name, others):
+            return f"{file}: no such file; did you mean {folder / near}?"
+        listing = f"that folder has {', '.join(others[:5])}" if others else "that folder has no .toml file"
+        return f"{file}: no such file; {listing}"
+    if isinstance(error, IsADirectoryError):
+        return f"{file}: is a folder; name the TOML file in it"
+    return f"{file}: cannot be read: {error.strerror or error}"
