@@ -82,7 +82,7 @@ def test_what_is_not_a_callable_is_refused(role, value):
 
 def test_a_callable_that_cannot_be_hashed_is_refused():
     linear = eqx.nn.Linear(2, 2, key=jax.random.key(0))
-    with pytest.raises(TypeError, match="AxisBoundary: fuse must be hashable.*found Linear"):
+    with pytest.raises(TypeError, match=r"AxisBoundary: fuse must be hashable.*found Linear"):
         AxisBoundary(fuse=linear)
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import typing  # noqa: F401 - annotations below
+import typing  # noqa: F401 - in the annotations below
 from collections.abc import Callable
-from typing import Annotated, Any, ClassVar, Generic, Optional, Protocol, TypeVar, Union
+from typing import Annotated, Any, ClassVar, Generic, Optional, Protocol, TypeVar, Union  # noqa: F401 - likewise
 
 import equinox as eqx
 import jax
@@ -185,4 +185,3 @@ def test_the_arrays_of_a_stage_are_leaves_and_train():
         return pipeline.encode(x).sum()
 
     np.testing.assert_allclose(slope(bundle).encode.weight, x[None])
-

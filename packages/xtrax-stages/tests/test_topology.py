@@ -37,7 +37,9 @@ def with_role(role, effect):
 
 @pytest.mark.parametrize("strategy", [Scan(), WhileCarry()])
 def test_seed_carry_on_a_heterogeneous_axis_halts_before_any_trace(strategy):
-    with pytest.raises(PlanTopologyError, match=f"axis 'len': {type(strategy).__name__}.*heterogeneous.*bucket_boundaries"):
+    with pytest.raises(
+        PlanTopologyError, match=f"axis 'len': {type(strategy).__name__}.*heterogeneous.*bucket_boundaries"
+    ):
         validate_plan_topology([decision("len", strategy, heterogeneous=True)], {})
     validate_plan_topology([decision("len", strategy)], {})
 
@@ -112,13 +114,11 @@ def test_the_planner_s_own_decisions_pass():
 
 def test_another_library_s_decisions_are_read_structurally():
     kinds = {name: type(name, (), {}) for name in ("Vmap", "Scan", "Shuffle")}
-    plan = [
-        SimpleNamespace(spec=SimpleNamespace(name=name.lower()), strategy=kind()) for name, kind in kinds.items()
-    ]
+    plan = [SimpleNamespace(spec=SimpleNamespace(name=name.lower()), strategy=kind()) for name, kind in kinds.items()]
     boundary = SimpleNamespace(tap=ORDERED)
     with pytest.raises(PlanTopologyError, match="axis 'vmap'"):
         validate_plan_topology(plan, {"vmap": boundary})
-    with pytest.raises(PlanTopologyError, match="axis 'scan'.*inside 'vmap'"):
+    with pytest.raises(PlanTopologyError, match=r"axis 'scan'.*inside 'vmap'"):
         validate_plan_topology(plan, {"scan": boundary})
     validate_plan_topology(plan[1:], {"scan": boundary, "shuffle": boundary})
 

@@ -35,7 +35,7 @@ def emit(boundary: AxisBoundary, value: Any) -> Any:
         returned = _undifferentiated("sink", boundary.sink)(value)
         if returned is not None:
             raise ExecutorError(
-                f"the sink returned {returned!r}, and a Sink returns None. To keep the value, make it a Tap."
+                f"the sink returned {_describe(returned)}, and a Sink returns None. To keep the value, make it a Tap."
             )
     return value if boundary.fuse is not None or boundary.sink is None else None
 
@@ -43,8 +43,8 @@ def emit(boundary: AxisBoundary, value: Any) -> Any:
 def emit_lanes(boundary: AxisBoundary, values: Any) -> Any:
     """Pass the elements of a stack through the tap and the sink, in order.
 
-    Only callables with a batching rule of their own are called under `jax.vmap`; the others see one element at a time, so
-    that their callbacks may be ordered.
+    Only callables with a batching rule of their own are called under `jax.vmap`; the others see one element at a time,
+    so that their callbacks may be ordered.
 
     Args:
         boundary: A boundary with a tap or a sink.
@@ -67,8 +67,8 @@ def _tap(tap: BoundaryCallable, value: Any) -> Any:
     given, found = _describe(value), _describe(returned)
     if given != found:
         raise ExecutorError(
-            f"the tap was given {given} and returned {found}. A Tap returns what it was given: the same tree, shapes and "
-            "dtypes. Change values in the mapped function."
+            f"the tap was given {given} and returned {found}. A Tap returns what it was given: the same tree, shapes "
+            "and dtypes. Change values in the mapped function."
         )
     return returned
 

@@ -88,6 +88,8 @@ class TemplateGenerator:
             metadata: dict[str, Any] = {"nl_description": description, "mathjax_label": label}
             if i == 0:
                 metadata["inputs"] = self._inputs
-            edges += [StageEdge(nodes[rng.randrange(i)].id, node_id) for _ in range(0 if i == 0 else 2 if binary else 1)]
+            edges += [
+                StageEdge(nodes[rng.randrange(i)].id, node_id) for _ in range(0 if i == 0 else 2 if binary else 1)
+            ]
             nodes.append(StageNode(node_id, ref, metadata))
         return StageGraph(tuple(nodes), tuple(edges))

@@ -80,7 +80,9 @@ def load_graph(path: str | os.PathLike[str]) -> StageGraph:
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
-        raise GraphError(f"{path}: line {error.lineno}, column {error.colno}: {error.msg}; the file is not JSON") from error
+        raise GraphError(
+            f"{path}: line {error.lineno}, column {error.colno}: {error.msg}; the file is not JSON"
+        ) from error
     except UnicodeDecodeError as error:
         raise GraphError(f"{path}: the file is not UTF-8 text ({error.reason} at byte {error.start})") from error
     try:

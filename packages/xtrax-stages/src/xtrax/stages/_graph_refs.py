@@ -39,7 +39,9 @@ def resolve_ref(ref: str | Callable[..., Any], where: str) -> Callable[..., Any]
         value: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is not None and (module_name + ".").startswith(error.name + "."):
-            raise GraphError(f"{where}: {ref!r}: there is no module {error.name!r}; is its folder on sys.path?") from error
+            raise GraphError(
+                f"{where}: {ref!r}: there is no module {error.name!r}; is its folder on sys.path?"
+            ) from error
         raise GraphError(f"{where}: {ref!r}: importing {module_name!r} failed: {error}") from error
     except Exception as error:
         raise GraphError(

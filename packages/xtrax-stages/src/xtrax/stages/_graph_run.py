@@ -5,13 +5,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
-from xtrax.tiling.plan import AxisDecision, BatchPlanner
 
 from xtrax.stages._graph_refs import GraphError, resolve_ref
 from xtrax.stages._graph_types import AuditVerdict, StageGraph, StageNode
 from xtrax.stages.boundaries import AxisBoundary
 from xtrax.stages.executor import execute_map_axis
 from xtrax.stages.topology import validate_plan_topology
+from xtrax.tiling.plan import AxisDecision, BatchPlanner
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +44,7 @@ class GraphValidationResult:
     passed: bool
 
 
-class _CannotJudge(Exception):  # noqa: N818 - not an error: the node waits for something
+class _CannotJudge(Exception):
     """A node cannot be evaluated yet; the message says what is missing."""
 
 
@@ -52,8 +52,8 @@ def validate_graph(graph: StageGraph) -> GraphValidationResult:
     """Evaluate each node abstractly on what its predecessors yield, and check the topology of its axes.
 
     Each callable is traced with `jax.eval_shape`, so nothing is computed and no callback is issued. A node's verdict is
-    PASS if that works; FAIL if the callable cannot be imported, refuses its arguments, or its axes and boundary cannot run;
-    NEEDS_WORK if it cannot be judged, because a source has no `inputs` or a predecessor did not pass.
+    PASS if that works; FAIL if the callable cannot be imported, refuses its arguments, or its axes and boundary cannot
+    run; NEEDS_WORK if it cannot be judged, because a source has no `inputs` or a predecessor did not pass.
 
     Args:
         graph: The graph.
@@ -67,10 +67,12 @@ def validate_graph(graph: StageGraph) -> GraphValidationResult:
 
     Example:
         >>> from xtrax.stages.graph import StageEdge, StageGraph, StageNode, validate_graph
-        >>> left = StageNode("left", "jax.numpy:tanh", {"nl_description": "Squashes.", "inputs": [((3, 4), "float32")]})
-        >>> right = StageNode("right", "jax.numpy:tanh", {"nl_description": "Squashes.", "inputs": [((5,), "float32")]})
+        >>> def source(name, *shape):
+        ...     inputs = [(shape, "float32")]
+        ...     return StageNode(name, "jax.numpy:tanh", {"nl_description": "Squashes.", "inputs": inputs})
         >>> add = StageNode("add", "jax.numpy:add", {"nl_description": "Adds."})
-        >>> result = validate_graph(StageGraph([left, right, add], [StageEdge("left", "add"), StageEdge("right", "add")]))
+        >>> edges = [StageEdge("left", "add"), StageEdge("right", "add")]
+        >>> result = validate_graph(StageGraph([source("left", 3, 4), source("right", 5), add], edges))
         >>> [(failure.node_id, failure.verdict.value) for failure in result.failures]
         [('add', 'FAIL')]
     """
@@ -170,19 +172,22 @@ def compile_graph(graph: StageGraph) -> Callable[..., Any]:
         graph: A graph whose source nodes all say their `inputs`.
 
     Returns:
-        A function that may be jitted, differentiated and mapped. Its arguments are those of the source nodes, in the order
-        of the nodes, for each as many as its `inputs`. It returns what the graph's only last node yields, or a dict from id
-        to value where several nodes have no successor.
+        A function that may be jitted, differentiated and mapped. Its arguments are those of the source nodes, in the
+        order of the nodes, for each as many as its `inputs`. It returns what the graph's only last node yields, or a
+        dict from id to value where several nodes have no successor.
 
     Raises:
-        GraphError: If the graph has no nodes, a callable cannot be imported, or a source node does not say its `inputs`.
+        GraphError: If the graph has no nodes, a callable cannot be imported, or a source node does not say its
+            `inputs`.
         PlanTopologyError: If the axes and boundaries of a node cannot run.
         TypeError: If `graph` is not a `StageGraph`; when the function is called, if there are not as many arguments.
 
     Example:
         >>> import jax.numpy as jnp
         >>> from xtrax.stages.graph import StageEdge, StageGraph, StageNode, compile_graph
-        >>> square = StageNode("square", "jax.numpy:square", {"nl_description": "Squares.", "inputs": [((4,), "float32")]})
+        >>> square = StageNode(
+        ...     "square", "jax.numpy:square", {"nl_description": "Squares.", "inputs": [((4,), "float32")]}
+        ... )
         >>> total = StageNode("total", "jax.numpy:sum", {"nl_description": "Adds up."})
         >>> run = compile_graph(StageGraph([square, total], [StageEdge("square", "total")]))
         >>> float(run(jnp.arange(4.0)))

@@ -1,18 +1,18 @@
 """A pipeline as data: nodes, edges, and what is said about each node."""
 
-import copy
 import dataclasses
 import difflib
-from collections.abc import Callable, Iterable, Mapping
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
 from graphlib import CycleError, TopologicalSorter
 from typing import Any, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
-from xtrax.tiling.plan import AxisSpec
 
 from xtrax.stages._graph_refs import GraphError, check_ref
+from xtrax.tiling.plan import AxisSpec
 
 CallableRef: TypeAlias = str | Callable[..., Any]
 """A callable, or where to import it from: `"module.path:symbol"`."""
@@ -53,7 +53,7 @@ class BoundaryRefs:
                 check_ref(getattr(self, role), f"boundary {role}")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, init=False)
 class NodeMetadata:
     """What is said about a node.
 
@@ -64,8 +64,8 @@ class NodeMetadata:
         script_usage: How it is used in a script.
         audit_verdict: What `validate_graph` found, or None before it ran.
         inputs: The abstract arguments of a source node: each a `jax.ShapeDtypeStruct` or a pair `(shape, dtype)`.
-        axes: The axes over which the node's callable, then a function of one element, is mapped: the leading dimensions of
-            each of its arguments, the outermost first. Each an `AxisSpec` or a mapping of its fields.
+        axes: The axes over which the node's callable, then a function of one element, is mapped: the leading
+            dimensions of each of its arguments, the outermost first. Each an `AxisSpec` or a mapping of its fields.
         boundary: From the name of an axis to its `BoundaryRefs`, or a mapping of its fields.
 
     Raises:
@@ -74,43 +74,58 @@ class NodeMetadata:
     """
 
     nl_description: str
-    mathjax_label: str | None = None
-    citations: tuple[str, ...] = ()
-    script_usage: str | None = None
-    audit_verdict: AuditVerdict | None = None
-    inputs: tuple[jax.ShapeDtypeStruct, ...] | None = None
-    axes: tuple[AxisSpec, ...] = ()
-    boundary: Mapping[str, BoundaryRefs] = dataclasses.field(default_factory=dict)
+    mathjax_label: str | None
+    citations: tuple[str, ...]
+    script_usage: str | None
+    audit_verdict: AuditVerdict | None
+    inputs: tuple[jax.ShapeDtypeStruct, ...] | None
+    axes: tuple[AxisSpec, ...]
+    boundary: Mapping[str, BoundaryRefs]
 
-    def __post_init__(self) -> None:
-        """Check and normalise every slot."""
-        if not isinstance(self.nl_description, str):
-            raise TypeError(f"nl_description must be a string; found {self.nl_description!r}")
-        if not self.nl_description.strip():
+    def __init__(
+        self,
+        nl_description: str,
+        mathjax_label: str | None = None,
+        citations: Iterable[str] = (),
+        script_usage: str | None = None,
+        audit_verdict: AuditVerdict | str | None = None,
+        inputs: Iterable[jax.ShapeDtypeStruct | tuple[Sequence[int], Any]] | None = None,
+        axes: Iterable[AxisSpec | Mapping[str, Any]] = (),
+        boundary: Mapping[str, BoundaryRefs | Mapping[str, Any]] | None = None,
+    ) -> None:
+        """See the class."""
+        if not isinstance(nl_description, str):
+            raise TypeError(f"nl_description must be a string; found {nl_description!r}")
+        if not nl_description.strip():
             raise GraphError("nl_description must say what the node does; found an empty string")
-        for slot in ("mathjax_label", "script_usage"):
-            if not isinstance(getattr(self, slot), str | None):
-                raise TypeError(f"{slot} must be a string or None; found {getattr(self, slot)!r}")
-        citations = _sequence("citations", self.citations)
+        for slot, value in (("mathjax_label", mathjax_label), ("script_usage", script_usage)):
+            if not isinstance(value, str | None):
+                raise TypeError(f"{slot} must be a string or None; found {value!r}")
+        citations = _sequence("citations", citations)
         for citation in citations:
             if not isinstance(citation, str):
                 raise TypeError(f"citations must be strings; found {citation!r}")
-        verdict = self.audit_verdict
-        if verdict is not None and verdict not in list(AuditVerdict):
-            raise GraphError(f"audit_verdict must be one of {', '.join(AuditVerdict)} or None; found {verdict!r}")
-        axes = tuple(_from_fields(AxisSpec, axis, f"axes[{i}]") for i, axis in enumerate(_sequence("axes", self.axes)))
-        boundary = self.boundary
-        if not isinstance(boundary, Mapping):
+        if audit_verdict is not None and audit_verdict not in list(AuditVerdict):
+            raise GraphError(f"audit_verdict must be one of {', '.join(AuditVerdict)} or None; found {audit_verdict!r}")
+        if not isinstance(boundary, Mapping | None):
             raise TypeError(f"boundary must map axis names to fuse, tap and sink; found {type(boundary).__name__}")
-        values = {
-            "citations": citations,
-            "audit_verdict": None if verdict is None else AuditVerdict(verdict),
-            "inputs": None if self.inputs is None else _inputs(self.inputs),
-            "axes": axes,
-            "boundary": {n: _from_fields(BoundaryRefs, refs, f"boundary[{n!r}]") for n, refs in boundary.items()},
-        }
-        for slot, value in values.items():
-            object.__setattr__(self, slot, value)
+        _set(
+            self,
+            nl_description=nl_description,
+            mathjax_label=mathjax_label,
+            citations=citations,
+            script_usage=script_usage,
+            audit_verdict=None if audit_verdict is None else AuditVerdict(audit_verdict),
+            inputs=None if inputs is None else _inputs(inputs),
+            axes=tuple(_from_fields(AxisSpec, a, f"axes[{i}]") for i, a in enumerate(_sequence("axes", axes))),
+            boundary={n: _from_fields(BoundaryRefs, r, f"boundary[{n!r}]") for n, r in (boundary or {}).items()},
+        )
+
+
+def _set(instance: Any, **values: Any) -> None:
+    """Set the fields of a frozen dataclass from its `__init__`."""
+    for name, value in values.items():
+        object.__setattr__(instance, name, value)
 
 
 def _sequence(slot: str, value: Any) -> tuple[Any, ...]:
@@ -147,8 +162,8 @@ def _from_fields(cls: type[_T], value: Any, where: str) -> _T:
         return value
     if not isinstance(value, Mapping):
         raise TypeError(f"{where} must be a {cls.__name__} or a mapping of its fields; found {value!r}")
-    fields = dataclasses.fields(cls)  # ty: ignore[invalid-argument-type]
-    known = [field.name for field in fields]
+    parameters = inspect.signature(cls).parameters
+    known = list(parameters)
     for name in value:
         if name not in known:
             near = difflib.get_close_matches(str(name), known, n=1)
@@ -156,28 +171,25 @@ def _from_fields(cls: type[_T], value: Any, where: str) -> _T:
                 f"{where} has no field {name!r}; it has {', '.join(known)}"
                 + (f". Did you mean {near[0]!r}?" if near else "")
             )
-    missing = [
-        field.name
-        for field in fields
-        if field.default is field.default_factory is dataclasses.MISSING and field.name not in value
-    ]
+    missing = [p.name for p in parameters.values() if p.default is p.empty and p.name not in value]
     if missing:
         raise GraphError(f"{where} must say {', '.join(missing)}; found only {', '.join(map(str, value)) or 'nothing'}")
     return cls(**value)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, init=False)
 class StageNode:
     """One stage of a graph.
 
     Args:
         id: Its name, unique in the graph.
-        callable_ref: The callable, or `"module.path:symbol"`. Only the latter, or what can be written so, can be dumped.
+        callable_ref: The callable, or `"module.path:symbol"`. Only what can be written in that form can be dumped.
         metadata: `NodeMetadata`, or a mapping of its slots.
         frozen: Whether `StageGraph.replace_node` refuses to replace it.
 
     Raises:
-        GraphError: If the id is empty, the reference is not of that form, or a slot of the metadata is unknown or wrong.
+        GraphError: If the id is empty, the reference is not of that form, or a slot of the metadata is unknown or
+            wrong.
         TypeError: If a value is of the wrong kind.
 
     Example:
@@ -189,23 +201,30 @@ class StageNode:
     id: str
     callable_ref: CallableRef
     metadata: NodeMetadata
-    frozen: bool = False
+    frozen: bool
 
-    def __post_init__(self) -> None:
-        """Check each field, and name the node in what is wrong."""
-        if not isinstance(self.id, str):
-            raise TypeError(f"a node's id must be a string; found {self.id!r}")
-        if not self.id.strip():
+    def __init__(
+        self,
+        id: str,
+        callable_ref: CallableRef,
+        metadata: NodeMetadata | Mapping[str, Any],
+        frozen: bool = False,
+    ) -> None:
+        """See the class."""
+        if not isinstance(id, str):
+            raise TypeError(f"a node's id must be a string; found {id!r}")
+        if not id.strip():
             raise GraphError("a node's id must not be empty")
-        if not isinstance(self.frozen, bool):
-            raise TypeError(f"node {self.id!r}: frozen must be a bool; found {self.frozen!r}")
-        check_ref(self.callable_ref, f"node {self.id!r}: callable_ref")
+        if not isinstance(frozen, bool):
+            raise TypeError(f"node {id!r}: frozen must be a bool; found {frozen!r}")
+        check_ref(callable_ref, f"node {id!r}: callable_ref")
         try:
-            object.__setattr__(self, "metadata", _from_fields(NodeMetadata, self.metadata, "metadata"))
+            metadata = _from_fields(NodeMetadata, metadata, "metadata")
         except GraphError as error:
-            raise GraphError(f"node {self.id!r}: {error}") from error
+            raise GraphError(f"node {id!r}: {error}") from error
         except (TypeError, ValueError) as error:
-            raise type(error)(f"node {self.id!r}: {error}") from error
+            raise type(error)(f"node {id!r}: {error}") from error
+        _set(self, id=id, callable_ref=callable_ref, metadata=metadata, frozen=frozen)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -230,12 +249,12 @@ class StageEdge:
                 raise TypeError(f"an edge's {end} must be a node's id; found {getattr(self, end)!r}")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, init=False)
 class StageGraph:
     """A pipeline as data: a directed graph without cycles, whose nodes are callables.
 
-    A node is called with what its predecessors yield, positionally, in the order of the edges; a source node with its own
-    inputs. Two edges between the same nodes pass the value twice.
+    A node is called with what its predecessors yield, positionally, in the order of the edges; a source node with its
+    own inputs. Two edges between the same nodes pass the value twice.
 
     Args:
         nodes: The `StageNode`s.
@@ -247,19 +266,20 @@ class StageGraph:
 
     Example:
         >>> from xtrax.stages.graph import StageEdge, StageGraph, StageNode
-        >>> squash = StageNode("squash", "jax.numpy:tanh", {"nl_description": "Squashes.", "inputs": [((4,), "float32")]})
+        >>> squash = StageNode(
+        ...     "squash", "jax.numpy:tanh", {"nl_description": "Squashes.", "inputs": [((4,), "float32")]}
+        ... )
         >>> total = StageNode("total", "jax.numpy:sum", {"nl_description": "Adds up."})
         >>> StageGraph([squash, total], [StageEdge("squash", "total")]).order()
         ('squash', 'total')
     """
 
     nodes: tuple[StageNode, ...]
-    edges: tuple[StageEdge, ...] = ()
+    edges: tuple[StageEdge, ...]
 
-    def __post_init__(self) -> None:
-        """Check ids, edges and that there is no cycle."""
-        object.__setattr__(self, "nodes", _sequence("nodes", self.nodes))
-        object.__setattr__(self, "edges", _sequence("edges", self.edges))
+    def __init__(self, nodes: Iterable[StageNode], edges: Iterable[StageEdge] = ()) -> None:
+        """See the class."""
+        _set(self, nodes=_sequence("nodes", nodes), edges=_sequence("edges", edges))
         ids: list[str] = []
         for i, node in enumerate(self.nodes):
             if not isinstance(node, StageNode):
@@ -284,7 +304,7 @@ class StageGraph:
             raise GraphError(f"the edges close a cycle: {' -> '.join(map(repr, error.args[1]))}; remove one") from None
 
     def order(self) -> tuple[str, ...]:
-        """Return the ids in an order in which each node comes after its predecessors, ties in the order of the nodes."""
+        """Return the ids such that each node comes after its predecessors, and else in the order of the nodes."""
         sorter: TopologicalSorter[str] = TopologicalSorter()
         for node in self.nodes:
             sorter.add(node.id, *self.predecessors(node.id))
@@ -306,7 +326,9 @@ class StageGraph:
         for node in self.nodes:
             if node.id == node_id:
                 return node
-        raise GraphError(f"there is no node {node_id!r}; there are {', '.join(repr(n.id) for n in self.nodes) or 'none'}")
+        raise GraphError(
+            f"there is no node {node_id!r}; there are {', '.join(repr(n.id) for n in self.nodes) or 'none'}"
+        )
 
     def predecessors(self, node_id: str) -> tuple[str, ...]:
         """Return the ids of the nodes whose values are the arguments of this one, in the order of its arguments."""
@@ -340,7 +362,7 @@ class StageGraph:
         Raises:
             GraphError: If there is no such node.
         """
-        graph = copy.copy(self)
+        graph = self
         for node_id, verdict in verdicts.items():
             node = graph.node(node_id)
             metadata = dataclasses.replace(node.metadata, audit_verdict=verdict)

@@ -67,7 +67,8 @@ class Tap(Protocol):
 class Sink(Protocol):
     """Takes one element out of the pipeline, by a side effect on the host, and returns `None`.
 
-    It issues its own `xtrax.stages.io_callback`. The value is not stacked: an axis with a sink and no fuse yields `None`.
+    It issues its own `xtrax.stages.io_callback`. The value is not stacked: an axis with a sink and no fuse yields
+    `None`.
 
     Attributes:
         ordered: As in `Tap`.
@@ -98,11 +99,11 @@ class Sink(Protocol):
 class AxisBoundary(eqx.Module):
     """What happens at the edge of one axis, after the function that is mapped over it.
 
-    For each element `v = tap(fn(x))`, then `sink(v)`. The axis yields `fuse(stack of v)` if there is a fuse; else `None`
-    if there is a sink; else the stack. To keep a value and record it, use a tap.
+    For each element `v = tap(fn(x))`, then `sink(v)`. The axis yields `fuse(stack of v)` if there is a fuse; else
+    `None` if there is a sink; else the stack. To keep a value and record it, use a tap.
 
-    All fields are static: a boundary has no leaves, and a jitted function that takes one is not traced again for another
-    boundary of the same callables.
+    All fields are static: a boundary has no leaves, and a jitted function that takes one is not traced again for
+    another boundary of the same callables.
 
     Args:
         fuse: `Fuse`, or None.

@@ -50,8 +50,8 @@ class RollingFn(Protocol):
 class StageBundle(eqx.Module):
     """Base of a pipeline's stages: each field of a subclass is a stage that may be left out.
 
-    A field is annotated as an optional callable: `Callable | None`, `Callable[..., Array] | None`, a protocol whose only
-    member is `__call__`, or a union of several of them and exactly one `None`. That is checked when the class is
+    A field is annotated as an optional callable: `Callable | None`, `Callable[..., Array] | None`, a protocol whose
+    only member is `__call__`, or a union of several of them and exactly one `None`. That is checked when the class is
     defined. A stage may be a function or an `eqx.Module`, whose arrays are then leaves of the bundle.
 
     Raises:
@@ -71,7 +71,7 @@ class StageBundle(eqx.Module):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Check the annotations of the subclass's own fields."""
         super().__init_subclass__(**kwargs)
-        own = cls.__dict__.get("__annotations__", {})
+        own = inspect.get_annotations(cls)
         hints = _resolve(cls, own)
         for name in own:
             if typing.get_origin(hints[name]) is typing.ClassVar or hints[name] is typing.ClassVar:
@@ -80,7 +80,7 @@ class StageBundle(eqx.Module):
             if fault is not None:
                 raise TypeError(
                     f"{cls.__qualname__}.{name}: {fault}. A stage is annotated as an optional callable, such as "
-                    "`Callable[..., Array] | None` or `TransformFn | None`; what is not a stage belongs in another module."
+                    "`Callable[..., Array] | None` or `TransformFn | None`; keep what is not a stage elsewhere."
                 )
 
     def __check_init__(self) -> None:
@@ -88,13 +88,11 @@ class StageBundle(eqx.Module):
         for name in self._stages():
             value = getattr(self, name)
             if value is not None and not callable(value):
-                raise TypeError(
-                    f"{type(self).__qualname__}: stage {name!r} must be callable or None; found {value!r}"
-                )
+                raise TypeError(f"{type(self).__qualname__}: stage {name!r} must be callable or None; found {value!r}")
 
     @classmethod
     def _stages(cls) -> list[str]:
-        return [field.name for field in dataclasses.fields(cls)]  # ty: ignore[invalid-argument-type]
+        return [field.name for field in dataclasses.fields(cls)]
 
     def active_stages(self) -> list[str]:
         """Return the names of the stages that are present, in the order of their fields."""
@@ -129,8 +127,8 @@ def _resolve(cls: type, names: Mapping[str, Any]) -> dict[str, Any]:
         return typing.get_type_hints(cls, localns=dict(scope))
     except (NameError, AttributeError, SyntaxError) as error:
         raise TypeError(
-            f"{cls.__qualname__}: the annotations of {', '.join(names)} cannot be resolved ({error}). Stages are checked "
-            "when the class is defined: import the names at run time, not only under TYPE_CHECKING."
+            f"{cls.__qualname__}: the annotations of {', '.join(names)} cannot be resolved ({error}). Stages are "
+            "checked when the class is defined: import the names at run time, not only under TYPE_CHECKING."
         ) from error
 
 
@@ -171,7 +169,7 @@ def _is_callable_type(hint: Any) -> bool:
     for base in origin.__mro__:
         if getattr(base, "_is_protocol", False) and base is not Protocol:
             members |= {n for n in base.__dict__ if n not in _PROTOCOL_MACHINERY}
-            members |= set(base.__dict__.get("__annotations__", {}))
+            members |= set(inspect.get_annotations(base))
     return members == {"__call__"}
 
 

@@ -5,12 +5,12 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
-from xtrax.tiling import axis_dispatch, safe_scan
-from xtrax.tiling.strategy import AxisStrategy, Bucket, DedupGather, SafeMap, Scan, Vmap, WhileCarry
 
 from xtrax.stages._effects import emit, emit_lanes, has_effects, is_batchable, is_ordered
 from xtrax.stages._errors import ExecutorError
 from xtrax.stages.boundaries import AxisBoundary
+from xtrax.tiling import axis_dispatch, safe_scan
+from xtrax.tiling.strategy import AxisStrategy, Bucket, DedupGather, SafeMap, Scan, Vmap, WhileCarry
 
 __all__ = ["ExecutorError", "execute_map_axis", "execute_scan_axis"]
 
@@ -19,8 +19,8 @@ _Carry = TypeVar("_Carry")
 _HOW_TO_RUN = {
     Scan: "it carries a state from element to element: use execute_scan_axis",
     WhileCarry: "it has no elements: run it with xtrax.tiling.make_axis_dispatch",
-    Bucket: "its elements differ in length and are padded on the host: use select_bucket and bucketize of xtrax.tiling, "
-    "then Vmap or SafeMap for the elements of each bucket",
+    Bucket: "its elements differ in length and are padded on the host: use select_bucket and bucketize of "
+    "xtrax.tiling, then Vmap or SafeMap for the elements of each bucket",
 }
 
 
@@ -32,8 +32,8 @@ def execute_map_axis(
     For each element `v = tap(fn(x))`, then `sink(v)`, inside the iteration:
 
     - on a `SafeMap` axis chunk by chunk: the elements of a chunk are computed at once, then their effects follow in the
-      order of the elements, and then the next chunk is computed. The chunks keep their size when the effects are ordered;
-      the last one is shorter where the size does not divide the axis;
+      order of the elements, and then the next chunk is computed. The chunks keep their size when the effects are
+      ordered; the last one is shorter where the size does not divide the axis;
     - on a `Vmap` axis once all elements are computed;
     - on a `DedupGather` axis for each of the `n` original positions, in order, though only the distinct elements are
       computed.
@@ -50,9 +50,9 @@ def execute_map_axis(
         `fuse(stack of v)` if the boundary has a fuse; else None if it has a sink; else the stack, leaves `(n, ...)`.
 
     Raises:
-        ExecutorError: If the strategy is not one that maps, an ordered tap or sink without a batching rule is on a `Vmap`
-            axis, the leaves have no common leading axis, a tap returns something else than it was given, a sink returns
-            anything, or a tap or sink with effects is differentiated (when that is traced).
+        ExecutorError: If the strategy is not one that maps, an ordered tap or sink without a batching rule is on a
+            `Vmap` axis, the leaves have no common leading axis, a tap returns something else than it was given, a
+            sink returns anything, or a tap or sink with effects is differentiated (when that is traced).
         TypeError: If an argument is of the wrong kind.
 
     Example:
@@ -187,6 +187,6 @@ def _refuse_order(boundary: AxisBoundary) -> None:
         effect = getattr(boundary, role)
         if is_ordered(effect) and not is_batchable(effect):
             raise ExecutorError(
-                f"the {role} is ordered, and Vmap runs all elements at once. Use SafeMap, whose chunks keep their size, "
-                f"or execute_scan_axis, or make the {role} unordered."
+                f"the {role} is ordered, and Vmap runs all elements at once. Use SafeMap, whose chunks keep their "
+                f"size, or execute_scan_axis, or make the {role} unordered."
             )

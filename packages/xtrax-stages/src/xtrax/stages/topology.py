@@ -92,9 +92,9 @@ def _check_boundary(axis: _Axis, boundary: Any, around: _Axis | None) -> None:
             continue
         if axis.kind == "Vmap":
             raise PlanTopologyError(
-                f"axis {axis.name!r}: its {role} is ordered, and Vmap runs all elements at once. Plan the axis as SafeMap "
-                f"(a default_batch_size below its cardinality; its chunks keep their size) or as Scan, or make the {role} "
-                "unordered."
+                f"axis {axis.name!r}: its {role} is ordered, and Vmap runs all elements at once. Plan the axis as "
+                f"SafeMap (a default_batch_size below its cardinality; its chunks keep their size) or as Scan, or make "
+                f"the {role} unordered."
             )
         if around is not None:
             raise PlanTopologyError(
