@@ -1,6 +1,89 @@
-"""What a run leaves behind. Importing it imports no jax."""
+"""A run: what goes in, what comes out, and what survives. Importing it imports no jax."""
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from xtrax.run._json import write_json_atomic
 from xtrax.run._provenance import collect_provenance
 
-__all__ = ["collect_provenance", "write_json_atomic"]
+if TYPE_CHECKING:
+    from xtrax.run.h5_sink import H5StagingSink
+    from xtrax.run.jsonl_sink import JsonlStagingSink, Record, read_jsonl, read_jsonl_provenance
+    from xtrax.run.resolver import FeatureBatch, InputResolver, RuntimeBundle
+    from xtrax.run.sink import SinkError, SinkSpec, StagingSink, derive_sink_spec, make_sink, new_run_id
+    from xtrax.run.spec import RunSpec
+    from xtrax.run.zarr_integrity import (
+        canonical_json_bytes,
+        fsync_directory,
+        fsync_file,
+        fsync_tree,
+        normalize_json_value,
+        update_array_digest,
+        update_zarr_node_digest,
+        zarr_content_digest,
+    )
+    from xtrax.run.zarr_sink import ZarrStagingSink
+
+__all__ = [
+    "FeatureBatch",
+    "H5StagingSink",
+    "InputResolver",
+    "JsonlStagingSink",
+    "Record",
+    "RunSpec",
+    "RuntimeBundle",
+    "SinkError",
+    "SinkSpec",
+    "StagingSink",
+    "ZarrStagingSink",
+    "canonical_json_bytes",
+    "collect_provenance",
+    "derive_sink_spec",
+    "fsync_directory",
+    "fsync_file",
+    "fsync_tree",
+    "make_sink",
+    "new_run_id",
+    "normalize_json_value",
+    "read_jsonl",
+    "read_jsonl_provenance",
+    "update_array_digest",
+    "update_zarr_node_digest",
+    "write_json_atomic",
+    "zarr_content_digest",
+]
+
+# Imported when asked for (PEP 562), because these modules need jax and zarr, and the command line must start without.
+_MODULES = {
+    "h5_sink": ("H5StagingSink",),
+    "jsonl_sink": ("JsonlStagingSink", "Record", "read_jsonl", "read_jsonl_provenance"),
+    "resolver": ("FeatureBatch", "InputResolver", "RuntimeBundle"),
+    "sink": ("SinkError", "SinkSpec", "StagingSink", "derive_sink_spec", "make_sink", "new_run_id"),
+    "spec": ("RunSpec",),
+    "zarr_integrity": (
+        "canonical_json_bytes",
+        "fsync_directory",
+        "fsync_file",
+        "fsync_tree",
+        "normalize_json_value",
+        "update_array_digest",
+        "update_zarr_node_digest",
+        "zarr_content_digest",
+    ),
+    "zarr_sink": ("ZarrStagingSink",),
+}
+_WHERE = {name: module for module, names in _MODULES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    """Import the module of a name, and keep the name."""
+    if name not in _WHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"xtrax.run.{_WHERE[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """All public names, imported or not."""
+    return sorted({*globals(), *__all__})

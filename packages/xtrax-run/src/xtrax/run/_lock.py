@@ -37,7 +37,8 @@ class FolderLock:
         self.path = folder / HIDDEN / "lock"
         self._handle: int | None = None
         while self._handle is None:
-            self.path.parent.mkdir(exist_ok=True)
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(self.path.parent)
             try:
                 handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
             except FileNotFoundError:
@@ -59,7 +60,7 @@ class FolderLock:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            holder = self.path.read_text() or "unknown"
+            holder = os.pread(handle, 200, 0).decode() or "unknown"
             raise SinkError(
                 f"{self.folder} is being written by another live sink (holder: {holder}); wait for it to finish, "
                 "finalize it, or choose another output_dir",

@@ -96,12 +96,12 @@ class BufferedSink:
         self._finalized = False
         try:
             self.output_dir.mkdir(parents=True, exist_ok=True)
+            self._writer = self._writer_class(self.output_dir)
             self._lock = FolderLock(self.output_dir)
             try:
-                self._writer = self._writer_class(self.output_dir)
                 self.provenance: dict[str, Any] = self._open(run_id)
             except BaseException:
-                self._lock.release()
+                self._end()
                 raise
         except SinkError:
             raise

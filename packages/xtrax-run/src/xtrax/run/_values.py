@@ -43,7 +43,7 @@ def to_array(value: Any, name: str, key: Key, dtypes: frozenset[str], fmt: str) 
             else "stage numbers; put text and small metadata in attrs="
         )
         raise TypeError(f"{what} has dtype {array.dtype}, which {fmt} cannot hold; {hint}")
-    return array
+    return array.view(np.dtype(array.dtype.name))  # C's `long long` is an int64 under another code, which zarr refuses
 
 
 def check_schema(schema: Any) -> dict[str, tuple[type, ...]] | None:
