@@ -158,7 +158,7 @@ class Vowels:
             if value < least:
                 raise ValueError(f"{name} must be at least {least}, got {value}")
         self.batch_size, self.seed, self.boundaries = batch_size, seed, tuple(boundaries)
-        steps = np.concatenate(train.values)
+        steps = np.concatenate(train.values).astype(np.float64)
         self._mean, self._std = steps.mean(axis=0), steps.std(axis=0)
         self._train, self._train_speakers = [self.prepare(x) for x in train.values], train.speakers
         self._test, self._test_speakers = [self.prepare(x) for x in test.values], test.speakers
