@@ -15,7 +15,7 @@ from xtrax.cli.config import ConfigError, TrainConfig
 from xtrax.config import TomlDocument
 from xtrax.training import ResumableState, Trainer, init_state
 
-# Folded into the seed for the model's key, so that it shares no bits with the training state's, which is the seed's own.
+# Folded into the seed for the model's key, so that it differs from the training state's, which is the seed's own.
 _MODEL_KEY = 0x6D6F64
 
 
@@ -140,7 +140,7 @@ class _Faults:
         known = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
         if not any(p.kind is p.VAR_KEYWORD for p in parameters):
             for name in [name for name in kwargs if name not in known]:
-                hint = near(name, [other for other in known[positional:] if other not in kwargs], "")
+                hint = near(name, known[positional:], "")
                 takes = hint or f"; it takes {', '.join(known[positional:]) or 'no keyword arguments'}"
                 self.note((section, "kwargs", name), f"{path} does not take {name!r}{takes}")
             kwargs = {name: value for name, value in kwargs.items() if name in known}

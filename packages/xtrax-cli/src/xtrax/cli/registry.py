@@ -16,6 +16,7 @@ A command line of your own may hold them beside its own verbs:
     0
 """
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,7 @@ from typing import Annotated, Any
 
 import tyro
 
-_RUNS_DIR = Path(".xtrax/runs")
+from xtrax.cli._defaults import RUNS_DIR
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class RunArgs:
     set: Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="KEY=VALUE")] = ()
     """Set a key of the file for this run, such as num_epochs=5."""
 
-    runs_dir: Annotated[Path, tyro.conf.arg(metavar="DIR")] = _RUNS_DIR
+    runs_dir: Annotated[Path, tyro.conf.arg(metavar="DIR")] = RUNS_DIR
     """The folder that holds the runs."""
 
 
@@ -59,20 +60,22 @@ class ResumeArgs:
     in_place: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Finish an interrupted run in its own folder."""
 
-    runs_dir: Annotated[Path, tyro.conf.arg(metavar="DIR")] = _RUNS_DIR
+    runs_dir: Annotated[Path, tyro.conf.arg(metavar="DIR")] = RUNS_DIR
     """The folder that holds the runs."""
 
 
 def _run(args: RunArgs) -> int:
+    began = time.perf_counter()
     from xtrax.cli._train import run  # here, so that help does not import jax
 
-    return run(args.config, args.set, args.runs_dir)
+    return run(args.config, args.set, args.runs_dir, began=began)
 
 
 def _resume(args: ResumeArgs) -> int:
+    began = time.perf_counter()
     from xtrax.cli._resume import resume  # here, so that help does not import jax
 
-    return resume(args.run_id, args.epochs, args.in_place, args.runs_dir)
+    return resume(args.run_id, args.epochs, args.in_place, args.runs_dir, began=began)
 
 
 REGISTRY: dict[str, tuple[type, Callable[[Any], int]]] = {

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from xtrax.jit._context import in_trace
-from xtrax.jit._difference import ADVICE, difference
+from xtrax.jit._difference import ADVICE, difference, distance
 from xtrax.jit._errors import TraceBudgetExceededError
 from xtrax.jit._signature import Signer, TraceSignature
 
@@ -52,7 +52,7 @@ class TraceLog:
             return TraceBudgetExceededError(self.function, self.max_traces, advice=(ADVICE["none permitted"],))
         changes = [difference(before, signature) for before in earlier]
         # Of equally similar traces the latest is the one that the user has just seen work.
-        nearest = min(reversed(range(len(earlier))), key=lambda i: len(changes[i]))
+        nearest = min(reversed(range(len(earlier))), key=lambda i: distance(changes[i]))
         kinds = dict.fromkeys(change.kind for change in changes[nearest]) or {"nothing": None}
         return TraceBudgetExceededError(
             self.function,

@@ -59,6 +59,11 @@ def difference(before: TraceSignature, after: TraceSignature) -> list[Change]:
     ]
 
 
+def distance(changes: list[Change]) -> tuple[int, int]:
+    """How dissimilar two traces are: first by their trees, since one replaced container hides many leaves."""
+    return sum(change.kind == "structure" for change in changes), len(changes)
+
+
 def _text(kind: Kind, where: str, before: str, after: str) -> Iterator[Change]:
     if before != after:
         yield Change(kind, where, before, after)
@@ -86,10 +91,7 @@ def _entries(before: Mapping[str, Entry], after: Mapping[str, Entry]) -> Iterato
 
 def _entry(path: str, before: Entry | None, after: Entry | None) -> Iterator[Change]:
     if isinstance(before, ArrayLeaf) and isinstance(after, ArrayLeaf):
-        yield from _text("shape", f"{path}: shape", str(before.shape), str(after.shape))
-        yield from _text("dtype", f"{path}: dtype", before.dtype, after.dtype)
-        yield from _text("weak type", f"{path}: weak type", str(before.weak_type), str(after.weak_type))
-        yield from _text("sharding", f"{path}: sharding", before.sharding, after.sharding)
+        yield from _array(path, before, after)
     elif isinstance(before, StaticLeaf) and isinstance(after, StaticLeaf):
         if not _same(before.value, after.value):
             yield Change("static value", f"{path}: static value", show(before.value), show(after.value))
@@ -105,6 +107,17 @@ def _entry(path: str, before: Entry | None, after: Entry | None) -> Iterator[Cha
     else:
         one_is_a_value = any(isinstance(entry, StaticLeaf) and entry.value is not None for entry in (before, after))
         yield Change("static value" if one_is_a_value else "structure", f"{path}:", str(before), str(after))
+
+
+def _array(path: str, before: ArrayLeaf, after: ArrayLeaf) -> Iterator[Change]:
+    changes = [
+        *_text("shape", f"{path}: shape", str(before.shape), str(after.shape)),
+        *_text("dtype", f"{path}: dtype", before.dtype, after.dtype),
+        *_text("weak type", f"{path}: weak type", str(before.weak_type), str(after.weak_type)),
+        *_text("sharding", f"{path}: sharding", before.sharding, after.sharding),
+        *_text("sharding", f"{path}: on mesh", before.mesh, after.mesh),
+    ]
+    yield from changes or _text("sharding", f"{path}: type", before.type, after.type)
 
 
 def _same(before: Any, after: Any) -> bool:

@@ -1,5 +1,7 @@
 """The error for a trace too many."""
 
+_LISTED = 20  # differences in the message; all of them are in the attribute
+
 
 class TraceBudgetExceededError(AssertionError):
     """A call needed one trace more than its function's budget allows.
@@ -36,5 +38,11 @@ class TraceBudgetExceededError(AssertionError):
         lines = [f"{self.function}: this call needs a trace beyond the budget of max_traces={self.max_traces}."]
         if self.resembled is not None:
             lines.append(f"Changed since trace {self.resembled} of {self.max_traces}, the one it most resembles:")
-            lines += [f"  {line}" for line in self.differences or ("nothing visible",)]
+            lines += [f"  {line}" for line in self.differences[:_LISTED] or ("nothing visible",)]
+            if len(self.differences) > _LISTED:
+                lines.append(f"  ... and {len(self.differences) - _LISTED} more")
         return "\n".join([*lines, *self.advice])
+
+
+# Tracebacks print where an exception can be imported from.
+TraceBudgetExceededError.__module__ = "xtrax.jit"

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.core
 
-from xtrax.jit._context import ambient_mesh, configuration, named_axes
+from xtrax.jit._context import ambient_mesh, configuration, describe_mesh, named_axes
 from xtrax.jit._naming import signature_of
 
 _short = reprlib.Repr()
@@ -17,12 +17,14 @@ _short.maxother = _short.maxstring = _short.maxlong = 80
 
 @dataclasses.dataclass(frozen=True)
 class ArrayLeaf:
-    """A traced leaf: its shape, dtype, weak type, and sharding where the type has one."""
+    """A traced leaf; `type` is JAX's own text for it, which may have more than the rest."""
 
     shape: tuple[int, ...]
     dtype: str
     weak_type: bool
     sharding: str
+    mesh: str
+    type: str
 
     def __str__(self) -> str:
         weak = "weak " if self.weak_type else ""
@@ -145,8 +147,10 @@ def _walk(path: str, depth: int, tree: Any, leaves: list[tuple[Any, Any]]) -> It
     for i, child in enumerate(tree.children()):
         inside = leaves[start : start + child.num_leaves]
         start += child.num_leaves
-        # JAX gives keys only along the way to a leaf; an empty container is named by its key or place.
-        key = inside[0][0][depth] if inside else jax.tree_util.SequenceKey(metadata[i] if kind is dict else i)
+        if inside:
+            key = inside[0][0][depth]
+        else:  # JAX gives keys only along the way to a leaf
+            key = jax.tree_util.DictKey(metadata[i]) if kind is dict else jax.tree_util.SequenceKey(i)
         yield from _walk(path + jax.tree_util.keystr((key,)), depth + 1, child, inside)
 
 
@@ -154,10 +158,13 @@ def _leaf(value: Any) -> Entry:
     if not isinstance(value, jax.core.Tracer):
         return StaticLeaf(value)
     kind = jax.typeof(value)
-    spec = getattr(getattr(kind, "sharding", None), "spec", ())
+    sharding = getattr(kind, "sharding", None)
+    spec = getattr(sharding, "spec", ())
     return ArrayLeaf(
-        tuple(getattr(kind, "shape", ())),
-        str(getattr(kind, "dtype", kind)),
-        getattr(kind, "weak_type", False),
-        str(spec) if any(axis is not None for axis in spec) else "P()",
+        shape=tuple(getattr(kind, "shape", ())),
+        dtype=str(getattr(kind, "dtype", kind)),
+        weak_type=getattr(kind, "weak_type", False),
+        sharding=str(spec) if any(axis is not None for axis in spec) else "P()",
+        mesh=describe_mesh(sharding.mesh) if sharding is not None else "none",
+        type=str(kind),
     )

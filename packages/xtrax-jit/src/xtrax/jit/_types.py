@@ -1,6 +1,6 @@
 """The type of what the wrappers return."""
 
-from typing import Any, ParamSpec, Protocol, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeVar, overload
 
 import jax
 
@@ -15,9 +15,16 @@ class BoundedFunction(Protocol[P, R_co]):
     counts as a call that has to trace does; a signature that any of them has traced is free for the others.
     """
 
+    __name__: str
+
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
         """Run the function, compiling it first for arguments of a new kind."""
         ...
+
+    @overload
+    def __get__(self, instance: None, owner: Any, /) -> "BoundedFunction[P, R_co]": ...
+    @overload
+    def __get__(self, instance: object, owner: Any, /) -> "BoundedFunction[..., R_co]": ...
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         """Lower for these arguments (arrays or `jax.ShapeDtypeStruct`); `.compile()` of the result compiles ahead."""

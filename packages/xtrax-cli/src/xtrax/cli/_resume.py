@@ -1,0 +1,81 @@
+"""`xtrax resume`: go on with a run, in a new one beside it or in its own folder."""
+
+import shutil
+from pathlib import Path
+
+from xtrax.cli._build import build
+from xtrax.cli._errors import CLIError, UsageError, tell
+from xtrax.cli._folder import RunFolder, find_run, read_manifest
+from xtrax.cli._report import resume_command
+from xtrax.cli._train import has_checkpoint, toml_text, train
+from xtrax.cli.config import load_train_config
+from xtrax.training import get_checkpoint_manager, load_progress
+
+
+def resume(run_id: str, epochs: int | None, in_place: bool, runs_dir: Path, *, began: float) -> int:
+    """Go on from the last checkpoint of a run.
+
+    Args:
+        run_id: The run.
+        epochs: How many more epochs, in a new run. An epoch that was left in its middle counts as one of them.
+        in_place: Instead, finish the run in its own folder.
+        runs_dir: The folder that holds the runs.
+        began: `time.perf_counter()` when the command began.
+
+    Returns:
+        The exit code, as of `run`.
+
+    Raises:
+        CLIError: If there is no such run, it has no checkpoint, or its code or configuration no longer fit it.
+        RunError: If it failed after a step.
+    """
+    if in_place == (epochs is not None):
+        raise UsageError(
+            f"say either --epochs N (a new run) or --in-place (finish the old one): xtrax resume {run_id} ..."
+        )
+    if epochs is not None and epochs < 1:
+        raise UsageError(f"--epochs must be at least 1, found {epochs}")
+    old = find_run(runs_dir, run_id)
+    manifest = read_manifest(old)
+    if in_place and manifest["status"] == "finished":
+        raise CLIError(f"run {run_id} is finished; for more: {resume_command(old, '--epochs N')}")
+    if not has_checkpoint(old):
+        source = manifest.get("source", "its configuration")
+        raise CLIError(
+            f"run {run_id} has no checkpoint, it stopped before one was saved; start anew: xtrax run {source}"
+        )
+    if in_place:
+        config, document = load_train_config(old / "config.toml")
+        folder = RunFolder.reopen(old)
+        try:
+            built = build(config, document, manifest["import_paths"])
+            folder.start()
+        except BaseException:
+            folder.close()
+            raise
+        return train(config, built, folder, resume=True, began=began)
+
+    step, done = _last_checkpoint(old)
+    config, document = load_train_config(old / "config.toml", [f"num_epochs={done + (epochs or 0)}"])
+    built = build(config, document, manifest["import_paths"])
+    about = {name: manifest[name] for name in ("kind", "source", "overrides", "import_paths")}
+    folder = RunFolder.create(runs_dir, config, toml_text(document), {**about, "parent": run_id})
+    try:
+        shutil.copytree(old / "checkpoints" / str(step), folder.path / "checkpoints" / str(step))
+        if (old / "metrics.zarr").is_dir():
+            shutil.copytree(old / "metrics.zarr", folder.path / "metrics.zarr")
+    except (OSError, shutil.Error, KeyboardInterrupt) as error:
+        folder.discard()
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        raise CLIError(f"cannot copy the checkpoint of run {run_id}, and left nothing: {tell(error)}") from error
+    return train(config, built, folder, resume=True, began=began)
+
+
+def _last_checkpoint(folder: Path) -> tuple[int, int]:
+    """The step of the last checkpoint, and the epochs that were complete in it."""
+    try:
+        with get_checkpoint_manager(folder / "checkpoints") as manager:
+            return manager.latest_step() or 0, load_progress(manager)["epoch"]
+    except (OSError, ValueError) as error:
+        raise CLIError(f"the checkpoint in {folder} cannot be read: {tell(error)}") from error

@@ -1,0 +1,199 @@
+"""`xtrax run`: a training run from its configuration to its summary."""
+
+import errno
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import tomli_w
+from rich.console import Console
+
+from xtrax.cli._build import Built, build
+from xtrax.cli._errors import CLIError, RunError, tell
+from xtrax.cli._folder import RunFolder, jsonable
+from xtrax.cli._report import LOG_NAME, Journal, logged, logger, resume_command, say, summary
+from xtrax.cli.config import TrainConfig, load_train_config
+from xtrax.config import TomlDocument
+from xtrax.run import collect_provenance
+from xtrax.training import Engine, MetricsLog, ProgressBar, ResumableState
+
+_INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+
+
+def run(config_path: Path, overrides: Sequence[str], runs_dir: Path, *, began: float) -> int:
+    """Train what a TOML file describes.
+
+    Args:
+        config_path: The file.
+        overrides: `key=value` texts.
+        runs_dir: The folder that holds the runs.
+        began: `time.perf_counter()` when the command began.
+
+    Returns:
+        The exit code: 0, or 130 if interrupted.
+
+    Raises:
+        CLIError: If it failed before the first step; nothing is left.
+        RunError: If it failed later.
+    """
+    config, document = load_train_config(config_path, overrides)
+    import_paths = [str(config_path.resolve().parent), os.getcwd()]
+    built = build(config, document, import_paths)
+    text = toml_text(document) if overrides else config_path.read_bytes()
+    about = {
+        "kind": config.kind,
+        "parent": None,
+        "source": str(config_path.resolve()),
+        "overrides": list(overrides),
+        "import_paths": import_paths,
+    }
+    folder = RunFolder.create(runs_dir, config, text, about)
+    return train(config, built, folder, resume=False, began=began)
+
+
+def toml_text(document: TomlDocument) -> bytes:
+    """A changed document as TOML; comments are not kept."""
+    return tomli_w.dumps(document).encode()
+
+
+def train(config: TrainConfig, built: Built, folder: RunFolder, *, resume: bool, began: float) -> int:
+    """Train in a run's folder, and record and tell how it ended.
+
+    Args:
+        config: The configuration.
+        built: What it names.
+        folder: The run's folder, which is closed at the end, and discarded if no step is done.
+        resume: Whether to go on from the folder's last checkpoint.
+        began: `time.perf_counter()` when the command began.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        CLIError: If it failed before the first step.
+        RunError: If it failed later.
+    """
+    journal, console = Journal(), Console(file=sys.stdout)
+    try:
+        with logged(folder.path):
+            try:
+                _record_provenance(folder, resume)
+                callbacks = [journal, ProgressBar(console), MetricsLog(folder.path / "metrics.zarr")]
+                engine = Engine(built.trainer, callbacks, metrics=built.metrics, steps_per_call=config.steps_per_call)
+                state = _strong(built.state)
+                _try_evaluation(engine, state, built.data)
+                say(console, f"run {folder.path.name}, in {folder.path}")
+                checkpoints = folder.path / "checkpoints"
+                state = engine.fit_sync(state, built.data, config.num_epochs, checkpoints, resume)
+                results = _results(engine, state, time.perf_counter() - began)
+                folder.finish("finished", **jsonable(results))
+            except KeyboardInterrupt:
+                if not journal.started:
+                    raise
+                return _interrupted(folder, journal)
+            except (Exception, SystemExit) as error:
+                if not journal.started:
+                    raise
+                raise _failed(folder, journal, error) from error
+        summary(console, folder.path, epochs=config.num_epochs, mapped=config.model.vmap, **results)
+        return 0
+    except KeyboardInterrupt:
+        folder.discard()
+        raise
+    except RunError:
+        raise
+    except (Exception, SystemExit) as error:
+        folder.discard()
+        raise CLIError(f"failed before the first step, and left nothing: {tell(error)}{_hint(error)}") from error
+    finally:
+        folder.close()
+
+
+class _OneBatch:
+    """The first evaluation batch of some data."""
+
+    def __init__(self, data: Any) -> None:
+        self._data = data
+
+    def eval_iter(self) -> Iterator[Any]:
+        """Only the first."""
+        for batch in self._data.eval_iter():
+            yield batch
+            return
+
+
+def _try_evaluation(engine: Engine, state: ResumableState, data: Any) -> None:
+    """Evaluate one batch, so that a metric of the wrong shape does not cost the first epoch.
+
+    The engine keeps the compiled program.
+    """
+    if callable(getattr(data, "eval_iter", None)):
+        engine.eval(state, _OneBatch(data))
+
+
+def _strong(state: ResumableState) -> ResumableState:
+    """The state with arrays of strong type, as training returns them: one program serves both."""
+    return jax.tree.map(lambda leaf: jnp.array(leaf, dtype=leaf.dtype) if eqx.is_array(leaf) else leaf, state)
+
+
+def _record_provenance(folder: RunFolder, resume: bool) -> None:
+    """Note code, versions and device: of the run, and of each time it was resumed."""
+    provenance = collect_provenance(folder.manifest["import_paths"][0])
+    if resume and "provenance" in folder.manifest:
+        folder.update(resumed=[*folder.manifest.get("resumed", []), provenance])
+    else:
+        folder.update(provenance=provenance)
+
+
+def _results(engine: Engine, state: ResumableState, seconds: float) -> dict[str, Any]:
+    metrics: Mapping[str, float] = (engine.history[-1]["eval"] or {}) if engine.history else {}
+    return {"metrics": dict(metrics), "steps": int(state.step), "seconds": seconds, "compiles": engine.compiles}
+
+
+def has_checkpoint(folder: Path) -> bool:
+    """Whether a run has saved anything to go on from."""
+    checkpoints = folder / "checkpoints"
+    return checkpoints.is_dir() and any(entry.name.isdecimal() for entry in checkpoints.iterdir())
+
+
+def _interrupted(folder: RunFolder, journal: Journal) -> int:
+    where = f"interrupted in epoch {journal.epoch + 1}, after step {journal.step}"
+    folder.finish("interrupted", steps=journal.step)
+    logger.info("%s", where)
+    errors = Console(file=sys.stderr)
+    if has_checkpoint(folder.path):
+        say(errors, f"\nxtrax: {where}, and saved. Go on with")
+        say(errors, f"  {resume_command(folder.path, '--in-place')}")
+    else:
+        say(errors, f"\nxtrax: {where}, before anything was saved; start anew")
+    return _INTERRUPTED
+
+
+def _failed(folder: RunFolder, journal: Journal, error: BaseException) -> RunError:
+    logger.error("failed in epoch %d, after step %d", journal.epoch + 1, journal.step, exc_info=error)
+    what = f"run {folder.path.name} failed in epoch {journal.epoch + 1}, after step {journal.step}: {tell(error)}"
+    lines = [what + _hint(error)]
+    try:
+        folder.finish("failed", steps=journal.step, error=tell(error))
+    except OSError as second:
+        lines.append(f"its manifest could not be brought up to date either: {tell(second)}")
+    lines += getattr(error, "__notes__", [])
+    on = f"then: {resume_command(folder.path, '--in-place')}" if has_checkpoint(folder.path) else "nothing was saved"
+    lines.append(f"the traceback is in {folder.path / LOG_NAME}; {on}")
+    return RunError("\n".join(lines))
+
+
+def _hint(error: BaseException) -> str:
+    """What to do about an error that is nobody's fault."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, OSError) and seen.errno in (errno.ENOSPC, errno.EDQUOT):
+            return "; free some space on the disk"
+        seen = seen.__cause__ or seen.__context__
+    return ""

@@ -1,0 +1,178 @@
+"""The command line itself: quick, quiet, and telling the fix."""
+
+import subprocess
+import sys
+from dataclasses import dataclass
+
+import pytest
+
+from xtrax.cli import REGISTRY, CLIError, CLIImportError, load_fn, main
+
+
+def in_fresh_process(code):
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+
+
+def test_importing_the_package_imports_neither_tyro_nor_jax():
+    code = "import sys, xtrax.cli; sys.exit(' '.join({'tyro', 'jax', 'rich', 'numpy', 'cattrs'} & set(sys.modules)))"
+    assert in_fresh_process(code).stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["--help"], 0),
+        (["run", "--help"], 0),
+        (["--version"], 0),
+        (["--tyro-print-completion", "zsh"], 0),
+        (["rnu", "x.toml"], 2),
+        (["run"], 2),
+        (["resume", "x", "--epochs", "many"], 2),
+    ],
+)
+def test_help_version_completion_and_usage_errors_import_no_jax(arguments, code):
+    done = in_fresh_process(
+        f"import sys; from xtrax.cli import main; code = main({arguments}); assert 'jax' not in sys.modules; sys.exit(code)"
+    )
+    assert done.returncode == code, done.stderr
+    assert (done.stdout == "") == bool(code)
+    assert (done.stderr != "") == bool(code)
+    assert "\x1b[" not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("verb", REGISTRY)
+def test_the_help_of_each_verb_has_an_example(verb, capsys):
+    assert main([verb, "--help"]) == 0
+    assert f"xtrax {verb}" in capsys.readouterr().out.split("Example", 1)[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["rnu", "train.toml"], ["'rnu'", "did you mean xtrax run?"]),
+        (["zzzzz"], ["'zzzzz'", "there are run, resume"]),
+        ([], ["name a verb", "run", "resume", "xtrax --help"]),
+        (["run"], ["required", "CONFIG", "xtrax run --help"]),
+        (["run", "a.toml", "--bogus"], ["--bogus", "xtrax run --help"]),
+        (["run", "a.toml", "b.toml"], ["b.toml", "xtrax run --help"]),
+        (["resume", "x", "--epochs", "many"], ["--epochs", "many", "xtrax resume --help"]),
+        (["resume", "x"], ["--epochs N", "--in-place"]),
+        (["resume", "x", "--epochs", "3", "--in-place"], ["--epochs N", "--in-place"]),
+        (["resume", "x", "--epochs", "0"], ["--epochs must be at least 1, found 0"]),
+        (["resume", "x", "--epochs", "-1"], ["--epochs must be at least 1, found -1"]),
+        (["--bogus"], ["--bogus", "xtrax --help"]),
+    ],
+)
+def test_a_usage_error_is_one_line_with_the_fix(arguments, words, capsys):
+    assert main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("xtrax: ")
+    assert err.count("\n") == 1
+    for word in words:
+        assert word in err
+
+
+def test_debug_shows_the_traceback_and_keeps_the_exit_code(tmp_path, capsys):
+    for arguments in (["--debug", "run", "no.toml"], ["run", "no.toml", "--debug"]):
+        assert main(arguments) == 2
+        err = capsys.readouterr().err
+        assert "Traceback (most recent call last)" in err
+        assert "FileNotFoundError" in err
+        assert err.splitlines()[-1].startswith("xtrax: no.toml: no such file")
+
+
+def test_another_program_adds_its_own_verbs(capsys):
+    @dataclass
+    class Count:
+        """Count.
+
+        Example: mine count --to 3
+        """
+
+        to: int = 1
+
+    registry = {**REGISTRY, "count": (Count, lambda args: args.to)}
+    assert main(["count", "--to", "3"], registry=registry, prog="mine") == 3
+    assert main(["cuont"], registry=registry, prog="mine") == 2
+    assert "mine: there is no verb 'cuont'; did you mean mine count?" in capsys.readouterr().err
+
+
+def test_load_fn_finds_functions_classes_and_nested_ones():
+    import math
+    from collections import OrderedDict
+
+    assert load_fn("math:sqrt") is math.sqrt
+    assert load_fn("collections:OrderedDict.fromkeys")("ab") == OrderedDict.fromkeys("ab")
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("optax.adam", r"'optax\.adam' is not of the form module:symbol; did you mean optax:adam\?"),
+        ("adam", r"'adam' is not of the form module:symbol, such as optax:adam"),
+        ("", "not of the form"),
+        ("a:b:c", "not of the form"),
+        ("../up:b", "not of the form"),
+        ("math:", "not of the form"),
+        ("math:sqrtt", r"math has no 'sqrtt'; did you mean math:sqrt\?"),
+        ("math:pi", r"math:pi is not callable: it is of type float"),
+        ("maath:sqrt", r"there is no module 'maath'; did you mean math\?"),
+        ("zzqqzz:f", r"there is no module 'zzqqzz'; looked in .* and the installed packages"),
+        ("email.mesage:Message", r"there is no module 'email\.mesage'; did you mean email\.message\?"),
+        ("math.sub:f", r"math is a module, not a package: it holds no module 'sub'"),
+    ],
+)
+def test_load_fn_tells_what_is_wrong_with_a_path(path, message):
+    with pytest.raises(CLIImportError, match=message):
+        load_fn(path)
+    assert issubclass(CLIImportError, CLIError)
+
+
+@pytest.mark.parametrize("path", [None, 3, len])
+def test_load_fn_refuses_what_is_no_string(path):
+    with pytest.raises(TypeError, match="path must be a string"):
+        load_fn(path)
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        (
+            "import nowhere_at_all",
+            r"importing m0 failed: ModuleNotFoundError: No module named 'nowhere_at_all' \(m0\.py:1\)",
+        ),
+        ("\n\ndef f(:\n", r"importing m1 failed: SyntaxError: .* \(m1\.py:3\)"),
+        (
+            "def g():\n    return 1 / 0\ng()",
+            r"importing m2 failed: ZeroDivisionError: division by zero \(m2\.py:2, in g\)",
+        ),
+        ("import sys\nsys.exit(3)", r"importing m3 failed: SystemExit: 3 \(m3\.py:2\)"),
+        ("import json\njson.loads('{')", r"importing m4 failed: JSONDecodeError: .* \(m4\.py:2\)"),
+        ("raise ValueError('first\\nsecond')", r"importing m5 failed: ValueError: first \(m5\.py:1\)$"),
+    ],
+    ids=range(6),
+)
+def test_an_error_while_importing_is_told_with_the_last_frame_of_the_users_code(
+    code, message, request, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    name = f"m{request.node.callspec.id}"
+    (tmp_path / f"{name}.py").write_text(code)
+    with pytest.raises(CLIImportError, match=message) as caught:
+        load_fn(f"{name}:f")
+    assert "\n" not in str(caught.value)
+
+
+def test_the_folders_given_come_before_the_current_directory(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for folder in ("config", "current"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "which_folder.py").write_text(f"def f(): return {folder!r}")
+        (tmp_path / folder / f"only_{folder}.py").write_text(f"def f(): return {folder!r}")
+    monkeypatch.chdir(tmp_path / "current")
+    assert load_fn("which_folder:f", import_paths=[tmp_path / "config"])() == "config"
+    assert load_fn("only_current:f", import_paths=[tmp_path / "config"])() == "current"
+    assert load_fn("only_config:f")() == "config"  # what was put there stays
+    assert len(sys.path) == len(set(sys.path))

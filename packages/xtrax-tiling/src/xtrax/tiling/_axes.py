@@ -1,0 +1,110 @@
+"""Mapped axes of a pytree: prefixes spread over leaves, sizes checked, unmapped leaves set apart."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+def broadcast_prefix(name: str, prefix: Any, tree: Any) -> list[Any]:
+    """The leaves of `prefix`, each repeated for the leaves of `tree` below it; None is a leaf.
+
+    Raises:
+        ValueError: `prefix` is not a prefix of `tree`.
+    """
+    spread: list[Any] = []
+
+    def repeat(value: Any, subtree: Any) -> None:
+        spread.extend([value] * len(jax.tree.leaves(subtree)))
+
+    try:
+        jax.tree.map(repeat, prefix, tree, is_leaf=lambda node: node is None)
+    except ValueError as error:
+        raise ValueError(
+            f"{name} must be a single value or a pytree that is a prefix of xs, but {prefix!r} does not match "
+            f"{jax.tree.structure(tree)}: {error}"
+        ) from error
+    return spread
+
+
+@dataclasses.dataclass(frozen=True)
+class MappedAxes:
+    """A pytree whose leaves are either mapped along an axis or the same for all elements."""
+
+    leaves: list[Any]
+    treedef: Any
+    axes: list[int | None]
+    size: int
+
+    @property
+    def mapped(self) -> list[jax.Array]:
+        """The mapped leaves, as arrays."""
+        return [jnp.asarray(leaf) for leaf, axis in zip(self.leaves, self.axes, strict=True) if axis is not None]
+
+    @property
+    def mapped_axes(self) -> list[int]:
+        """Their axes, non-negative."""
+        return [axis for axis in self.axes if axis is not None]
+
+    def of_mapped(self, fn: Callable[[Any], Any]) -> Callable[[list[Any]], Any]:
+        """`fn` as a function of one element of each mapped leaf, the others closed over."""
+
+        def of_elements(elements: list[Any]) -> Any:
+            remaining = iter(elements)
+            leaves = [
+                leaf if axis is None else next(remaining) for leaf, axis in zip(self.leaves, self.axes, strict=True)
+            ]
+            return fn(jax.tree.unflatten(self.treedef, leaves))
+
+        return of_elements
+
+
+def resolve_axes(xs: Any, in_axes: Any = 0) -> MappedAxes:
+    """Spread `in_axes` over the leaves of `xs`, and find the size that the mapped ones share.
+
+    Args:
+        xs: a pytree of arrays.
+        in_axes: an int, None, or a pytree of them that is a prefix of `xs`; negative axes count from the end.
+
+    Raises:
+        TypeError: an axis that is neither an int nor None, or a mapped leaf that is no array.
+        ValueError: no mapped leaf, a leaf without the axis, or sizes that differ.
+    """
+    named, treedef = jax.tree_util.tree_flatten_with_path(xs)
+    names = [f"xs{jax.tree_util.keystr(path)}" for path, _ in named]
+    leaves = [leaf for _, leaf in named]
+    axes = [
+        _normal_axis(name, leaf, axis)
+        for name, leaf, axis in zip(names, leaves, broadcast_prefix("in_axes", in_axes, xs), strict=True)
+    ]
+    sizes = [(name, axis, np.shape(leaf)[axis]) for name, leaf, axis in zip(names, leaves, axes, strict=True)
+             if axis is not None]  # fmt: skip
+    if not sizes:
+        raise ValueError(
+            f"no array of xs is mapped (in_axes is {in_axes!r}, xs has {len(leaves)} leaves); "
+            "at least one leaf needs an axis to map over."
+        )
+    first, first_axis, size = sizes[0]
+    for name, axis, other in sizes[1:]:
+        if other != size:
+            raise ValueError(
+                f"the mapped axes differ in size: axis {first_axis} of {first} has {size} elements, "
+                f"but axis {axis} of {name} has {other}; give leaves that are not mapped the axis None."
+            )
+    return MappedAxes(leaves, treedef, axes, size)
+
+
+def _normal_axis(name: str, leaf: Any, axis: Any) -> int | None:
+    if axis is None:
+        return None
+    if isinstance(axis, bool) or not isinstance(axis, int):
+        raise TypeError(f"the axis of {name} must be an int or None, but is {axis!r} ({type(axis).__name__}).")
+    if not isinstance(leaf, (jax.Array, np.ndarray, np.generic, bool, int, float, complex)):
+        raise TypeError(f"{name} is mapped along axis {axis}, but is no array ({type(leaf).__name__}).")
+    shape = np.shape(leaf)
+    if not -len(shape) <= axis < len(shape):
+        raise ValueError(f"{name} has shape {shape}, and so no axis {axis} to map over.")
+    return axis % len(shape)

@@ -1,0 +1,64 @@
+"""Checks of arguments, with messages that name the argument, what was found and what is allowed."""
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import numpy as np
+
+
+def check_int(name: str, value: Any, minimum: int) -> int:
+    """`value` as a plain int of at least `minimum`; bools and floats are no ints."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise TypeError(f"{name} must be an integer of at least {minimum}, but is {value!r} ({_kind(value)}).")
+    if value < minimum:
+        raise ValueError(f"{name} must be at least {minimum}, but is {value}.")
+    return int(value)
+
+
+def check_bool(name: str, value: Any) -> bool:
+    """`value` if it is True or False."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be True or False, but is {value!r} ({_kind(value)}).")
+    return value
+
+
+def check_name(name: str, value: Any) -> str:
+    """`value` if it is a string that is not empty."""
+    if not isinstance(value, str):
+        raise TypeError(f"{name} must be a string, but is {value!r} ({_kind(value)}).")
+    if not value:
+        raise ValueError(f"{name} is empty; give the axis a name, such as 'batch'.")
+    return value
+
+
+def check_names(name: str, value: Any) -> frozenset[str]:
+    """`value` as a set of names; None is the empty set, and a single string is refused."""
+    if value is None:
+        return frozenset()
+    if isinstance(value, str) or not isinstance(value, Collection):
+        raise TypeError(f"{name} must be a set of axis names or None, but is {value!r} ({_kind(value)}).")
+    return frozenset(check_name(f"an entry of {name}", entry) for entry in value)
+
+
+def check_callable(name: str, value: Any, signature: str) -> Callable[..., Any]:
+    """`value` if it can be called; `signature` tells the reader how it would be."""
+    if not callable(value):
+        raise TypeError(f"{name} must be callable as {signature}, but is {value!r} ({_kind(value)}).")
+    return value
+
+
+def check_boundaries(name: str, value: Any) -> tuple[int, ...]:
+    """`value` as a tuple of strictly ascending positive ints."""
+    if isinstance(value, str) or not isinstance(value, (Sequence, np.ndarray)):
+        raise TypeError(f"{name} must be a sequence of integers, such as (16, 32, 64), but is {value!r}.")
+    if len(value) == 0:
+        raise ValueError(f"{name} is empty; give at least one bucket size, the largest no shorter than the data.")
+    boundaries = tuple(check_int(f"{name}[{i}]", entry, 1) for i, entry in enumerate(value))
+    for before, after in zip(boundaries, boundaries[1:], strict=False):
+        if after <= before:
+            raise ValueError(f"{name} must be strictly ascending, but {after} follows {before} in {boundaries}.")
+    return boundaries
+
+
+def _kind(value: Any) -> str:
+    return type(value).__name__

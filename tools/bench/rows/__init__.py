@@ -1,0 +1,1 @@
+"""One module for each row; see `tools.bench.harness.Row`."""
