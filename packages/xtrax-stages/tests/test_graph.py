@@ -25,6 +25,7 @@ from xtrax.stages.graph import (
     load_graph,
 )
 from xtrax.tiling.plan import AxisSpec
+from xtrax.tiling.roles import AxisRole
 
 
 def node(name, ref="jax.numpy:tanh", *, frozen=False, **slots):
@@ -168,6 +169,7 @@ def test_a_verdict_is_written_into_a_frozen_node_too():
             ValueError,
             "node 'a': .*cardinality",
         ),
+        (lambda: node("a", axes=[AxisSpec("b", 3, 3, role=AxisRole.UNKNOWN)]), GraphError, "role KNOWN; found UNKNOWN"),
         (lambda: node("a", boundary=[]), TypeError, "boundary must map axis names"),
         (lambda: node("a", boundary={"b": {"fues": "m:f"}}), GraphError, "Did you mean 'fuse'"),
         (lambda: node("a", boundary={"b": {"fuse": "mean"}}), GraphError, "boundary fuse must have the form"),

@@ -1,5 +1,6 @@
 """The taps and sinks of an axis, element by element."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -40,22 +41,27 @@ def emit(boundary: AxisBoundary, value: Any) -> Any:
     return value if boundary.fuse is not None or boundary.sink is None else None
 
 
-def emit_lanes(boundary: AxisBoundary, values: Any) -> Any:
+def emit_lanes(
+    boundary: AxisBoundary | None, values: Any, element_of: Callable[[Any], Any] = lambda value: value
+) -> Any:
     """Pass the elements of a stack through the tap and the sink, in order.
 
     Only callables with a batching rule of their own are called under `jax.vmap`; the others see one element at a time,
     so that their callbacks may be ordered.
 
     Args:
-        boundary: A boundary with a tap or a sink.
+        boundary: What happens at the axis's edge, or None.
         values: Leaves `(n, ...)`.
+        element_of: Makes an element of an entry of `values`, when its turn comes.
 
     Returns:
         The stack of what the tap returned, or None if the elements leave the pipeline.
     """
+    if boundary is None or not has_effects(boundary):
+        return values
     effects = [effect for effect in (boundary.tap, boundary.sink) if effect is not None]
     over_lanes = jax.vmap if all(map(is_batchable, effects)) else _one_by_one
-    return over_lanes(lambda value: emit(boundary, value))(values)
+    return over_lanes(lambda value: emit(boundary, element_of(value)))(values)
 
 
 def _one_by_one(fn: BoundaryCallable) -> BoundaryCallable:

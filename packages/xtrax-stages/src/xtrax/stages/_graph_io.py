@@ -187,12 +187,12 @@ def _metadata_to_json(metadata: NodeMetadata, node_id: str) -> dict[str, Any]:
 
 
 def _axis_to_json(axis: AxisSpec) -> dict[str, Any]:
-    """The fields of an axis that are not at their defaults; an enum by its value."""
+    """The fields of an axis that are not at their defaults."""
     written = {}
     for field in dataclasses.fields(axis):
         value = getattr(axis, field.name)
         if value != field.default:
-            written[field.name] = list(value) if isinstance(value, tuple) else getattr(value, "value", value)
+            written[field.name] = list(value) if isinstance(value, tuple) else value
     return written
 
 

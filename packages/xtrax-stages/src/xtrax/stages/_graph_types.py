@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from xtrax.stages._graph_refs import GraphError, check_ref
 from xtrax.tiling.plan import AxisSpec
+from xtrax.tiling.roles import AxisRole
 
 CallableRef: TypeAlias = str | Callable[..., Any]
 """A callable, or where to import it from: `"module.path:symbol"`."""
@@ -107,6 +108,10 @@ class NodeMetadata:
                 raise TypeError(f"citations must be strings; found {citation!r}")
         if audit_verdict is not None and audit_verdict not in list(AuditVerdict):
             raise GraphError(f"audit_verdict must be one of {', '.join(AuditVerdict)} or None; found {audit_verdict!r}")
+        axes = tuple(_from_fields(AxisSpec, axis, f"axes[{i}]") for i, axis in enumerate(_sequence("axes", axes)))
+        for axis in axes:
+            if axis.role is not AxisRole.KNOWN:
+                raise GraphError(f"axis {axis.name!r} must have the role KNOWN; found {axis.role.name}")
         if not isinstance(boundary, Mapping | None):
             raise TypeError(f"boundary must map axis names to fuse, tap and sink; found {type(boundary).__name__}")
         _set(
@@ -117,7 +122,7 @@ class NodeMetadata:
             script_usage=script_usage,
             audit_verdict=None if audit_verdict is None else AuditVerdict(audit_verdict),
             inputs=None if inputs is None else _inputs(inputs),
-            axes=tuple(_from_fields(AxisSpec, a, f"axes[{i}]") for i, a in enumerate(_sequence("axes", axes))),
+            axes=axes,
             boundary={n: _from_fields(BoundaryRefs, r, f"boundary[{n!r}]") for n, r in (boundary or {}).items()},
         )
 

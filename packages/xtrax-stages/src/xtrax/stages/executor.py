@@ -1,5 +1,6 @@
 """Run one axis of a plan, with what happens at its edge."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -38,7 +39,8 @@ def execute_map_axis(
     - on a `DedupGather` axis for each of the `n` original positions, in order, though only the distinct elements are
       computed.
 
-    A tap or sink sees each element of the axis exactly once, and nothing else: no padding.
+    A tap or sink sees each element of the axis exactly once, and nothing else: no padding. The same holds for the
+    effects of `fn` itself on a `Vmap` or `SafeMap` axis, so calls may be nested.
 
     Args:
         fn: A function of one element.
@@ -52,7 +54,8 @@ def execute_map_axis(
     Raises:
         ExecutorError: If the strategy is not one that maps, an ordered tap or sink without a batching rule is on a
             `Vmap` axis, the leaves have no common leading axis, a tap returns something else than it was given, a
-            sink returns anything, or a tap or sink with effects is differentiated (when that is traced).
+            sink returns anything, `fn` itself has effects on a
+            `DedupGather` axis, or a tap or sink with effects is differentiated (when that is traced).
         TypeError: If an argument is of the wrong kind.
 
     Example:
@@ -78,17 +81,15 @@ def execute_map_axis(
     if not isinstance(strategy, (Vmap, SafeMap, DedupGather)):
         raise TypeError(f"strategy must be a Vmap, SafeMap or DedupGather of xtrax.tiling; found {strategy!r}")
     n = _axis_size(xs)
-    if boundary is None:
-        return axis_dispatch(strategy, fn, xs)
-    if not has_effects(boundary):
-        ys = axis_dispatch(strategy, fn, xs)
-    elif isinstance(strategy, SafeMap):
+    if isinstance(strategy, SafeMap) and n > strategy.batch_size and (has_effects(boundary) or _fires(fn, xs)):
         ys = _map_chunks(lambda chunk: emit_lanes(boundary, jax.vmap(fn)(chunk)), xs, n, strategy.batch_size)
+    elif isinstance(strategy, DedupGather):
+        ys = _map_distinct(fn, xs, strategy, boundary)
     else:
         if isinstance(strategy, Vmap):
             _refuse_order(boundary)
         ys = emit_lanes(boundary, axis_dispatch(strategy, fn, xs))
-    return ys if boundary.fuse is None else boundary.fuse(ys)
+    return ys if boundary is None or boundary.fuse is None else boundary.fuse(ys)
 
 
 def execute_scan_axis(
@@ -100,7 +101,7 @@ def execute_scan_axis(
 
     Args:
         fn: `(carry, x) -> (carry, y)`, as in `jax.lax.scan`.
-        init: The first carry.
+        init: The first carry; `CarryShape` leaves stand for zeros.
         xs: A pytree whose leaves are `(n, ...)`, with `n >= 1`.
         boundary: What happens at the axis's edge, or None.
 
@@ -109,8 +110,9 @@ def execute_scan_axis(
         has a sink, else the stack, leaves `(n, ...)`.
 
     Raises:
-        ExecutorError: As in `execute_map_axis`; and if `fn` does not return a pair.
-        TypeError: If an argument is of the wrong kind.
+        ExecutorError: As in `execute_map_axis`.
+        CarryMismatchError: If `fn` changes the carry's structure, shapes or dtypes.
+        TypeError: If an argument is of the wrong kind, or `fn` does not return a pair.
         ValueError: If the axis is empty.
 
     Example:
@@ -128,7 +130,7 @@ def execute_scan_axis(
     def step(carry: _Carry, x: Any) -> tuple[_Carry, Any]:
         result = fn(carry, x)
         if not isinstance(result, tuple) or len(result) != 2:
-            raise ExecutorError(f"fn must return a pair (carry, y); it returned {type(result).__name__}")
+            raise TypeError(f"fn must return a pair (carry, y); it returned {type(result).__name__}")
         carry, y = result
         return carry, y if boundary is None else emit(boundary, y)
 
@@ -136,10 +138,31 @@ def execute_scan_axis(
     return carry, ys if boundary is None or boundary.fuse is None else boundary.fuse(ys)
 
 
+def _fires(fn: Callable[[Any], Any], xs: Any) -> bool:
+    """Whether a function of one element has side effects of its own, as one that runs an inner axis may."""
+    element = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), xs)
+    return bool(jax.make_jaxpr(fn)(element).effects)
+
+
+def _map_distinct(fn: Callable[[Any], Any], xs: Any, strategy: DedupGather, boundary: AxisBoundary | None) -> Any:
+    """Map over the distinct elements, and pass the result of each original position through the boundary."""
+    if _fires(fn, xs):
+        raise ExecutorError(
+            "fn has side effects, and on a DedupGather axis they would fire for each distinct element, and again for "
+            "the padding, instead of for each element. Put them into the boundary of the axis, or map it by SafeMap."
+        )
+    if not has_effects(boundary) or strategy.gather_fn is not None:
+        return emit_lanes(boundary, axis_dispatch(strategy, fn, xs))
+    # Each position takes its result as its turn comes, so that what a sink takes is not stacked for all of them.
+    distinct = axis_dispatch(dataclasses.replace(strategy, gather_fn=lambda ys, index_map: ys), fn, xs)
+    index_map = jnp.asarray(strategy.index_map)
+    return emit_lanes(boundary, index_map, lambda i: jax.tree.map(lambda y: y[i], distinct))
+
+
 def _map_chunks(run: Callable[[Any], Any], xs: Any, n: int, batch_size: int) -> Any:
     """Map a function of a chunk over the axis; the last chunk is shorter where `batch_size` does not divide it.
 
-    Chunks that overlap, as those of an axis without effects do, would repeat the effects of the elements they share.
+    The chunks of xtrax.tiling overlap instead, which would repeat the effects of the elements that they share.
     """
     whole = n - n % batch_size
     parts = []
@@ -148,10 +171,9 @@ def _map_chunks(run: Callable[[Any], Any], xs: Any, n: int, batch_size: int) -> 
         # Slicing inside the loop copies no more than a chunk; splitting xs beforehand would copy all of it.
         return run(jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, start, batch_size), xs))
 
-    if whole > 0:
-        outputs = jax.lax.map(run_at, jnp.arange(0, whole, batch_size))
-        parts.append(jax.tree.map(lambda y: y.reshape(whole, *y.shape[2:]), outputs))
-    if whole < n or n == 0:
+    outputs = jax.lax.map(run_at, jnp.arange(0, whole, batch_size))
+    parts.append(jax.tree.map(lambda y: y.reshape(whole, *y.shape[2:]), outputs))
+    if whole < n:
         parts.append(run(jax.tree.map(lambda x: x[whole:], xs)))
     return parts[0] if len(parts) == 1 else jax.tree.map(lambda *ys: jnp.concatenate(ys), *parts)
 
@@ -182,9 +204,9 @@ def _axis_size(xs: Any) -> int:
     return next(iter(sizes))
 
 
-def _refuse_order(boundary: AxisBoundary) -> None:
+def _refuse_order(boundary: AxisBoundary | None) -> None:
     for role in ("tap", "sink"):
-        effect = getattr(boundary, role)
+        effect = getattr(boundary, role, None)
         if is_ordered(effect) and not is_batchable(effect):
             raise ExecutorError(
                 f"the {role} is ordered, and Vmap runs all elements at once. Use SafeMap, whose chunks keep their "
