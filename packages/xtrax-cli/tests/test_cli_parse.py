@@ -14,8 +14,8 @@ def in_fresh_process(code):
 
 
 def test_importing_the_package_imports_neither_tyro_nor_jax():
-    code = "import sys, xtrax.cli; sys.exit(' '.join({'tyro', 'jax', 'rich', 'numpy', 'cattrs'} & set(sys.modules)))"
-    assert in_fresh_process(code).stderr == ""
+    code = "import sys, xtrax.cli; print(*{'tyro', 'jax', 'rich', 'numpy', 'cattrs'} & set(sys.modules))"
+    assert in_fresh_process(code).stdout == "\n"
 
 
 @pytest.mark.parametrize(
@@ -31,9 +31,8 @@ def test_importing_the_package_imports_neither_tyro_nor_jax():
     ],
 )
 def test_help_version_completion_and_usage_errors_import_no_jax(arguments, code):
-    done = in_fresh_process(
-        f"import sys; from xtrax.cli import main; code = main({arguments}); assert 'jax' not in sys.modules; sys.exit(code)"
-    )
+    program = f"import sys; from xtrax.cli import main; code = main({arguments})"
+    done = in_fresh_process(f"{program}; assert 'jax' not in sys.modules; sys.exit(code)")
     assert done.returncode == code, done.stderr
     assert (done.stdout == "") == bool(code)
     assert (done.stderr != "") == bool(code)
@@ -140,12 +139,12 @@ def test_load_fn_refuses_what_is_no_string(path):
     [
         (
             "import nowhere_at_all",
-            r"importing m0 failed: ModuleNotFoundError: No module named 'nowhere_at_all' \(m0\.py:1\)",
+            r"importing m0 failed: ModuleNotFoundError: .*'nowhere_at_all' \(m0\.py:1\)",
         ),
         ("\n\ndef f(:\n", r"importing m1 failed: SyntaxError: .* \(m1\.py:3\)"),
         (
             "def g():\n    return 1 / 0\ng()",
-            r"importing m2 failed: ZeroDivisionError: division by zero \(m2\.py:2, in g\)",
+            r"importing m2 failed: ZeroDivisionError: .* \(m2\.py:2, in g\)",
         ),
         ("import sys\nsys.exit(3)", r"importing m3 failed: SystemExit: 3 \(m3\.py:2\)"),
         ("import json\njson.loads('{')", r"importing m4 failed: JSONDecodeError: .* \(m4\.py:2\)"),

@@ -123,13 +123,13 @@ def test_the_same_config_twice_gets_a_suffix_and_other_values_another_id(project
     same_bits(load_run(first).state, load_run(second).state)
 
 
-@pytest.mark.parametrize(("epoch", "batch"), [(0, 1), (1, 1), (1, 0), (2, 2)])
+@pytest.mark.parametrize(("epoch", "batch"), [(0, 1), (2, 2)])
 def test_ctrl_c_and_resume_in_place_end_in_the_same_bits(project, epoch, batch):
     project.config.write_text(project.config.read_text().replace("make_data", "Stopping"))
     where = ["--set", f"data.kwargs.epoch={epoch}", "--set", f"data.kwargs.batch={batch}"]
     assert project.xtrax("run", "train.toml", *where)[0] == 0
     (project.folder / "stop").touch()
-    code, out, err = project.xtrax("run", "train.toml", *where)
+    code, _, err = project.xtrax("run", "train.toml", *where)
     assert code == 130
     whole, stopped = project.runs()
     assert f"xtrax resume {stopped.name} --in-place" in err
@@ -137,9 +137,9 @@ def test_ctrl_c_and_resume_in_place_end_in_the_same_bits(project, epoch, batch):
     assert manifest(stopped)["status"] == "interrupted"
     assert manifest(stopped)["steps"] == 3 * epoch + batch + 1
     (project.folder / "stop").unlink()
-    code, out, err = project.xtrax("resume", stopped.name, "--in-place")
+    code, _, err = project.xtrax("resume", stopped.name, "--in-place")
     assert (code, err) == (0, "")
-    assert project.runs() == [whole, stopped] or len(project.runs()) == 2
+    assert len(project.runs()) == 2
     assert manifest(stopped)["status"] == "finished"
     assert len(manifest(stopped)["resumed"]) == 1
     assert manifest(stopped)["metrics"] == manifest(whole)["metrics"]
@@ -152,7 +152,7 @@ def test_resume_epochs_goes_on_in_a_sibling_as_if_it_had_been_one_run(project):
     project.xtrax("run", "train.toml", "--set", "num_epochs=5")
     short, long = project.runs()
     before = {path: path.read_bytes() for path in short.rglob("*") if path.is_file()}
-    code, out, err = project.xtrax("resume", short.name, "--epochs", "2")
+    code, _, err = project.xtrax("resume", short.name, "--epochs", "2")
     assert (code, err) == (0, "")
     (sibling,) = set(project.runs()) - {short, long}
     assert sibling.name == f"{long.name}-2"

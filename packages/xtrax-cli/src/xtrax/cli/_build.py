@@ -79,13 +79,14 @@ class _Faults:
     def __init__(self, document: TomlDocument) -> None:
         self.document = document
         self.found: list[str] = []
+        self.cause: Exception | None = None
 
     def note(self, key: tuple[str, ...], what: str) -> None:
         self.found.append(f"{self.document.where(key)}: {'.'.join(key)}: {what}")
 
     def raise_if_any(self) -> None:
         if self.found:
-            raise ConfigError("\n".join(dict.fromkeys(self.found)))
+            raise ConfigError("\n".join(dict.fromkeys(self.found))) from self.cause
 
     def refuse(self, key: tuple[str, ...], what: str) -> None:
         self.note(key, what)
@@ -107,6 +108,7 @@ class _Faults:
             fn = load_fn(path)
         except CLIImportError as error:
             self.note((section, field), str(error))
+            self.cause = self.cause or error
             return None
         try:
             signature = inspect.signature(fn)

@@ -95,6 +95,6 @@ def near(name: str, known: Iterable[str], prefix: str) -> str:
 
 def _with_colon(path: str) -> str:
     """What was probably meant by a path without a colon."""
-    module, dot, symbol = path.rpartition(".")
-    meant = f"{module}:{symbol}" if dot and _FORM.fullmatch(f"{module}:{symbol}") else "optax:adam"
-    return f"; did you mean {meant}?" if dot and meant != "optax:adam" else f", such as {meant}"
+    module, _, symbol = path.rpartition(".")
+    meant = f"{module}:{symbol}"
+    return f"; did you mean {meant}?" if _FORM.fullmatch(meant) else ", such as optax:adam"

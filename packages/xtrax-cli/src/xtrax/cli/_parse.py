@@ -40,9 +40,9 @@ def parse(arguments: list[str], verbs: Mapping[str, tuple[type, Callable[[Any], 
 
 
 def _condensed(box: str) -> str:
-    """The first part of the box in which tyro draws an error, as one line."""
+    """What is said in the box that tyro draws around an error, as one line: without its title, rules and advice."""
     text = re.sub(r"\x1b\[[0-9;]*m", "", box)
-    lines = [line.strip("│ ").strip() for line in text.splitlines() if not line.startswith(("╭", "╰"))]
-    parts = re.split(r"─{3,}", " ".join(lines))
+    lines = [line.strip("│| ") for line in text.splitlines()[1:] if not line.startswith(("╰", "+-"))]
+    parts = re.split(r"[─-]{10,}", " ".join(lines))
     wanted = [part.strip() for part in parts if not re.search(r"full helptext|Argument helptext", part)]
     return "; ".join(re.split(r"\s*Got errors:", part)[0].rstrip(". ") for part in wanted if part) or "cannot be parsed"

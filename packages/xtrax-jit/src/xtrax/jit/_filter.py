@@ -25,7 +25,7 @@ def filter_bounded_jit(
     """`equinox.filter_jit` with an exact budget of traces.
 
     Arrays are traced and everything else is static, in the arguments, in the result, and in `function` itself when it
-    is an `equinox.Module` or a method of one. Arguments passed by keyword are first put in their position, so the
+    is an `equinox.Module`. Arguments passed by keyword are first put in their position, so the
     call form makes no difference. Needs Equinox, which `xtrax-jit[equinox]` installs.
 
     `.lower` gives Equinox's lowered program, whose compiled form is called like the function. `.trace` gives a
@@ -41,7 +41,7 @@ def filter_bounded_jit(
 
     Returns:
         The compiled function, with the name, docstring and signature of `function`, and with `.lower`, `.trace`,
-        `.eval_shape` and `.clear_cache`.
+            `.eval_shape` and `.clear_cache`.
 
     Raises:
         TypeError: If `function` is not callable or is a generator function, `max_traces` is not an integer (a bool is

@@ -43,7 +43,7 @@ def bounded_jit(
 
     Returns:
         The compiled function, with the name, docstring and signature of `function`, and with `.lower`, `.trace`,
-        `.eval_shape` and `.clear_cache`.
+            `.eval_shape` and `.clear_cache`.
 
     Raises:
         TypeError: If `function` is not callable or is a generator function, `max_traces` is not an integer (a bool is
@@ -102,7 +102,7 @@ def batched_jit(
 
     Returns:
         The batched, compiled function, with the name, docstring and signature of `function`, and with `.lower`,
-        `.trace`, `.eval_shape` and `.clear_cache`.
+            `.trace`, `.eval_shape` and `.clear_cache`.
 
     Raises:
         TypeError: If `function` is not callable or is a generator function, `axis_size` is not an integer or None, or

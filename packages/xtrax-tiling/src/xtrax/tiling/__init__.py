@@ -1,0 +1,75 @@
+"""Plan how axes are mapped, then map them."""
+
+from xtrax.tiling._version import __version__
+from xtrax.tiling.bucket import bucketize, select_bucket
+from xtrax.tiling.carry import CarryShape, CarrySpec
+from xtrax.tiling.dedup import DedupSpec, get_k_bucket
+from xtrax.tiling.dispatch import axis_dispatch, make_axis_dispatch
+from xtrax.tiling.errors import AmbiguousAxisError, CarryMismatchError, DispatchRejected, RemainderWarning
+from xtrax.tiling.iterator import (
+    JaxScanIterator,
+    MapIterator,
+    SafeMapIterator,
+    ScanIterator,
+    VmapIterator,
+    WhileLoopIterator,
+    safe_map,
+    safe_scan,
+)
+from xtrax.tiling.plan import AxisDecision, AxisSpec, BatchPlan, BatchPlanner
+from xtrax.tiling.roles import AxisRole
+from xtrax.tiling.strategy import (
+    AxisStrategy,
+    Bucket,
+    DedupFn,
+    DedupGather,
+    GatherFn,
+    SafeMap,
+    Scan,
+    ScanTransition,
+    Vmap,
+    WhileBodyFn,
+    WhileCarry,
+    WhileCondFn,
+)
+
+__all__ = [
+    "AmbiguousAxisError",
+    "AxisDecision",
+    "AxisRole",
+    "AxisSpec",
+    "AxisStrategy",
+    "BatchPlan",
+    "BatchPlanner",
+    "Bucket",
+    "CarryMismatchError",
+    "CarryShape",
+    "CarrySpec",
+    "DedupFn",
+    "DedupGather",
+    "DedupSpec",
+    "DispatchRejected",
+    "GatherFn",
+    "JaxScanIterator",
+    "MapIterator",
+    "RemainderWarning",
+    "SafeMap",
+    "SafeMapIterator",
+    "Scan",
+    "ScanIterator",
+    "ScanTransition",
+    "Vmap",
+    "VmapIterator",
+    "WhileBodyFn",
+    "WhileCarry",
+    "WhileCondFn",
+    "WhileLoopIterator",
+    "__version__",
+    "axis_dispatch",
+    "bucketize",
+    "get_k_bucket",
+    "make_axis_dispatch",
+    "safe_map",
+    "safe_scan",
+    "select_bucket",
+]

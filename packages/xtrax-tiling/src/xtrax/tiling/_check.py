@@ -1,5 +1,6 @@
 """Checks of arguments, with messages that name the argument, what was found and what is allowed."""
 
+import itertools
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -54,7 +55,7 @@ def check_boundaries(name: str, value: Any) -> tuple[int, ...]:
     if len(value) == 0:
         raise ValueError(f"{name} is empty; give at least one bucket size, the largest no shorter than the data.")
     boundaries = tuple(check_int(f"{name}[{i}]", entry, 1) for i, entry in enumerate(value))
-    for before, after in zip(boundaries, boundaries[1:], strict=False):
+    for before, after in itertools.pairwise(boundaries):
         if after <= before:
             raise ValueError(f"{name} must be strictly ascending, but {after} follows {before} in {boundaries}.")
     return boundaries

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.core import Tracer
 
 
 def fields_key(instance: Any) -> tuple[Hashable, ...]:
@@ -20,7 +21,7 @@ def _tree_key(tree: Any) -> Hashable:
 
 
 def _leaf_key(leaf: Any) -> Hashable:
-    if isinstance(leaf, jax.core.Tracer):
+    if isinstance(leaf, Tracer):
         return ("tracer", id(leaf))  # a tracer has no value yet: it is equal to itself alone
     if isinstance(leaf, (jax.Array, np.ndarray, np.generic)):
         dtype = str(leaf.dtype)

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 import numpy.typing as npt
+from jax.core import Tracer
 
 from xtrax.tiling._axes import broadcast_prefix
 from xtrax.tiling._check import check_boundaries, check_int
@@ -95,7 +96,7 @@ def bucketize(xs: Any, bucket_size: int, *, pad_value: Any = 0, axis: Any = 0) -
 
 
 def _host_array(name: str, leaf: Any) -> npt.NDArray[Any]:
-    if isinstance(leaf, jax.core.Tracer):
+    if isinstance(leaf, Tracer):
         raise TypeError(f"{name} is being traced; bucketize runs on the host: call it before jax.jit, not inside.")
     if isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         raise TypeError(f"{name} holds typed PRNG keys; pass jax.random.key_data of it.")

@@ -14,35 +14,45 @@ from xtrax.tiling._identity import fields_key
 class ScanTransition(Protocol):
     """One step of a scan: `(carry, x) -> (carry, output)`, the carry keeping its structure, shapes and dtypes."""
 
-    def __call__(self, carry: Any, x: Any, /) -> tuple[Any, Any]: ...
+    def __call__(self, carry: Any, x: Any, /) -> tuple[Any, Any]:
+        """Return the next carry and the output of this element."""
+        ...
 
 
 @runtime_checkable
 class WhileBodyFn(Protocol):
     """One step of a while loop: `carry -> carry`."""
 
-    def __call__(self, carry: Any, /) -> Any: ...
+    def __call__(self, carry: Any, /) -> Any:
+        """Return the next carry."""
+        ...
 
 
 @runtime_checkable
 class WhileCondFn(Protocol):
     """Whether a while loop goes on: `carry -> bool`, a scalar."""
 
-    def __call__(self, carry: Any, /) -> Any: ...
+    def __call__(self, carry: Any, /) -> Any:
+        """Return True to take another step."""
+        ...
 
 
 @runtime_checkable
 class DedupFn(Protocol):
     """Select the distinct elements: `(xs, unique_indices) -> xs` of `k_bucket` elements."""
 
-    def __call__(self, xs: Any, unique_indices: npt.NDArray[np.int32], /) -> Any: ...
+    def __call__(self, xs: Any, unique_indices: npt.NDArray[np.int32], /) -> Any:
+        """Return the distinct elements."""
+        ...
 
 
 @runtime_checkable
 class GatherFn(Protocol):
     """Give every element the result of its representative: `(ys, index_map) -> ys` of `n` elements."""
 
-    def __call__(self, ys: Any, index_map: npt.NDArray[np.int32], /) -> Any: ...
+    def __call__(self, ys: Any, index_map: npt.NDArray[np.int32], /) -> Any:
+        """Return the results of all elements."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,8 +184,8 @@ class DedupGather:
         object.__setattr__(self, "index_map", index_array("index_map", self.index_map))
         if self.unique_indices.size != self.k_bucket:
             raise ValueError(f"unique_indices has {self.unique_indices.size} entries, but k_bucket is {self.k_bucket}.")
-        if self.index_map.size and self.index_map.max() >= self.k:
-            raise ValueError(f"index_map holds {self.index_map.max()}, but must lie in [0, k) with k = {self.k}.")
+        if np.any(self.index_map >= self.k):
+            raise ValueError(f"index_map holds {np.max(self.index_map)}, but must lie in [0, k) with k = {self.k}.")
         if self.dedup_fn is not None:
             check_callable("dedup_fn", self.dedup_fn, "(xs, unique_indices) -> xs")
         if self.gather_fn is not None:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from xtrax.training._batch import Batch, check_scalar_weight
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from xtrax.training._trainer import Trainer
 
 Arrays = list[Any]
+Step = Callable[[Arrays, Batch], tuple[Arrays, dict[str, jax.Array]]]
 
 
 def _ignore() -> None:
@@ -23,8 +25,9 @@ def _ignore() -> None:
 class TrainProgram:
     """Training steps for states of one structure.
 
-    Both entry points are a `lax.scan` over steps, also for one step, because XLA compiles the body of a loop alike
-    whatever its length, and a step outside a loop not always: results are equal bit for bit however steps are grouped.
+    Both entry points are a loop whose number of steps is an argument. XLA compiles the body of such a loop alike
+    whatever its length, but takes a loop that is known to run once apart (a `lax.scan` of length 1 too) and then fuses
+    its operations otherwise. So the results are equal bit for bit however steps are grouped.
 
     Args:
         trainer: what a step does.
@@ -44,23 +47,35 @@ class TrainProgram:
         def step(arrays: Arrays, batch: Batch) -> tuple[Arrays, dict[str, jax.Array]]:
             return plain(arrays, batch, set())
 
-        def one(arrays: Arrays, batch: Batch) -> tuple[Arrays, dict[str, jax.Array]]:
+        def one(arrays: Arrays, batch: Batch, steps: jax.Array) -> tuple[Arrays, dict[str, jax.Array]]:
             on_trace()
-            return jax.lax.scan(step, arrays, jax.tree.map(lambda x: x[None], batch))
+            return _loop(step, arrays, jax.tree.map(lambda x: x[None], batch), steps)
 
-        def many(arrays: Arrays, batches: Batch) -> tuple[Arrays, dict[str, jax.Array]]:
+        def many(arrays: Arrays, batches: Batch, steps: jax.Array) -> tuple[Arrays, dict[str, jax.Array]]:
             on_trace()
-            return jax.lax.scan(step, arrays, batches)
+            return _loop(step, arrays, batches, steps)
 
         self._plain = plain
         donated = (0,) if donate else ()
         self._one = jax.jit(one, donate_argnums=donated)
-        self.many = jax.jit(many, donate_argnums=donated)
+        self._many = jax.jit(many, donate_argnums=donated)
+        self._lengths: dict[int, jax.Array] = {}
+
+    def many(self, arrays: Arrays, batches: Batch) -> tuple[Arrays, dict[str, jax.Array]]:
+        """As many steps as the leading axis of the stacked batches is long."""
+        return self._many(arrays, batches, self._length(jax.tree.leaves(batches)[0].shape[0]))
 
     def one(self, arrays: Arrays, batch: Batch) -> tuple[Arrays, dict[str, jax.Array]]:
         """One step; each metric comes with a leading axis of 1."""
         self.check(arrays, batch)
-        return self._one(arrays, batch)
+        return self._one(arrays, batch, self._length(1))
+
+    def _length(self, steps: int) -> jax.Array:
+        # Kept on the device: a number would be transferred at every call.
+        if steps not in self._lengths:
+            with jax.ensure_compile_time_eval():
+                self._lengths[steps] = jnp.asarray(steps, jnp.int32)
+        return self._lengths[steps]
 
     def check(self, arrays: Arrays, batch: Batch) -> None:
         """Refuses weights that the loss would ignore, before any step is done with them."""
@@ -93,3 +108,20 @@ class EvalProgram:
         results = self._one(arrays, batch)
         check_scalar_weight(batch, self._scalars)
         return results
+
+
+def _loop(step: Step, arrays: Arrays, batches: Batch, steps: jax.Array) -> tuple[Arrays, dict[str, jax.Array]]:
+    """`lax.scan(step, arrays, batches)`, but for a number of steps that is not known when it is compiled."""
+    step = jax.jit(step, inline=True)  # so that the step is traced once for both uses here
+    one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batches)
+    _, metrics = jax.eval_shape(step, arrays, one)
+    length = jax.tree.leaves(batches)[0].shape[0]
+    collected = jax.tree.map(lambda x: jnp.zeros((length, *x.shape), x.dtype), metrics)
+
+    def body(i: jax.Array, carry: tuple[Arrays, Any]) -> tuple[Arrays, Any]:
+        arrays, collected = carry
+        batch = jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, i, keepdims=False), batches)
+        arrays, metrics = step(arrays, batch)
+        return arrays, jax.tree.map(lambda all_, x: all_.at[i].set(x), collected, metrics)
+
+    return jax.lax.fori_loop(0, steps, body, (arrays, collected))

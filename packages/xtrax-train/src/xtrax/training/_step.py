@@ -146,7 +146,7 @@ def _loss_values(trainer: "Trainer", predictions: Any, targets: Any, n: int) -> 
 def _as_values(what: str, value: Any, n: int) -> jax.Array:
     try:
         array = jnp.asarray(value)
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         raise TypeError(f"{what} must be a scalar or an array of shape ({n},), got {value!r}") from error
     if array.shape not in ((), (n,)):
         raise ValueError(f"{what} must have shape () or ({n},), one value per example, got {array.shape}")

@@ -1,0 +1,102 @@
+"""Declare that most elements of an axis are copies, so that each distinct one is computed once."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from xtrax.tiling._check import check_callable, check_int, check_name
+from xtrax.tiling.strategy import DedupFn, DedupGather, GatherFn, index_array
+
+
+def get_k_bucket(k: int) -> int:
+    """How many elements to compute for `k` distinct ones, so that few sizes are compiled.
+
+    Powers of two up to 256; above, eight steps to the octave (288, 320, ..., 512, 576, ...), so that the padding is
+    below 12.5 % of `k` and the number of sizes still grows with its logarithm.
+
+    Args:
+        k: the number of distinct elements, at least 1.
+
+    Returns:
+        The smallest such size that is no smaller than `k`.
+
+    Raises:
+        TypeError: `k` is not an integer (a bool is none).
+        ValueError: `k` is below 1.
+
+    >>> [get_k_bucket(k) for k in (1, 3, 200, 257, 1000)]
+    [1, 4, 256, 288, 1024]
+    """
+    k = check_int("k", k, 1)
+    octave = 1 << (k - 1).bit_length()  # the smallest power of two that is no smaller than k
+    if octave <= 256:
+        return octave
+    step = octave // 16  # an eighth of the octave from octave / 2 to octave
+    return -(-k // step) * step
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class DedupSpec:
+    """Which elements of an axis are distinct, and which of those each element equals.
+
+    Args:
+        axis_name: the axis, by the name of its `AxisSpec`.
+        unique_indices: `(k,)` integers, the position of each distinct element.
+        index_map: `(n,)` integers, for each element the position in `unique_indices` of the one that it equals.
+        k: how many are distinct.
+        dedup_fn: `(xs, unique_indices) -> xs`, selects them; None takes them along the leading axis.
+        gather_fn: `(ys, index_map) -> ys`, hands out the results; None takes them along the leading axis.
+
+    Raises:
+        TypeError: arrays that are not integer, a `k` that is not an integer, a function that is not callable.
+        ValueError: `k` below 1 or not the number of `unique_indices`, entries that repeat or are negative, or an
+            `index_map` that does not cover exactly `[0, k)`.
+
+    >>> DedupSpec("batch", [0, 2], [0, 0, 1, 0], k=2).to_dedup_gather().k_bucket
+    2
+    """
+
+    axis_name: str
+    unique_indices: npt.NDArray[np.int32]
+    index_map: npt.NDArray[np.int32]
+    k: int
+    dedup_fn: DedupFn | None = None
+    gather_fn: GatherFn | None = None
+
+    def __post_init__(self) -> None:
+        """Store read-only int32 copies, and check that they fit together."""
+        check_name("axis_name", self.axis_name)
+        object.__setattr__(self, "k", check_int("k", self.k, 1))
+        unique = index_array("unique_indices", self.unique_indices)
+        mapping = index_array("index_map", self.index_map)
+        object.__setattr__(self, "unique_indices", unique)
+        object.__setattr__(self, "index_map", mapping)
+        if unique.size != self.k:
+            raise ValueError(f"k is {self.k}, but unique_indices has {unique.size} entries; they must be equal.")
+        if np.unique(unique).size != unique.size:
+            raise ValueError(f"unique_indices names an element twice: {_short(unique)}; each is distinct.")
+        covered = np.unique(mapping)
+        if not np.array_equal(covered, np.arange(self.k)):
+            stray = np.setxor1d(covered, np.arange(self.k))
+            raise ValueError(
+                f"index_map must cover exactly [0, k) with k = {self.k}, but {_short(stray)} "
+                "is missing from it or out of range."
+            )
+        if self.dedup_fn is not None:
+            check_callable("dedup_fn", self.dedup_fn, "(xs, unique_indices) -> xs")
+        if self.gather_fn is not None:
+            check_callable("gather_fn", self.gather_fn, "(ys, index_map) -> ys")
+
+    def to_dedup_gather(self) -> DedupGather:
+        """The strategy, with `unique_indices` padded to `get_k_bucket(k)` by repeating the last."""
+        k_bucket = get_k_bucket(self.k)
+        padded = np.pad(self.unique_indices, (0, k_bucket - self.k), mode="edge")
+        return DedupGather(padded, self.index_map, self.k, k_bucket, self.dedup_fn, self.gather_fn)
+
+
+def _short(values: Any) -> str:
+    """The first few entries, as text."""
+    shown = ", ".join(str(value) for value in values[:5])
+    return f"[{shown}{', ...' if len(values) > 5 else ''}]"
