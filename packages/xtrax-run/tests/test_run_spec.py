@@ -4,10 +4,11 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import pytest
-from xtrax.tiling.plan import AxisSpec
 
 import xtrax.run
 from xtrax.run import FeatureBatch, InputResolver, RunSpec, RuntimeBundle, derive_sink_spec
+from xtrax.stages import AxisBoundary
+from xtrax.tiling.plan import AxisSpec
 
 
 class Domain(RunSpec):
@@ -31,7 +32,7 @@ def test_fields_are_keyword_only():
 
 
 def test_a_subclass_adds_fields_with_and_without_defaults():
-    spec = Domain(0.5, jnp.ones(3), seed=1, axes=AXES, boundaries=[None, None], run_id="r")
+    spec = Domain(0.5, jnp.ones(3), seed=1, axes=AXES, boundaries=[None, AxisBoundary(fuse=jnp.sum)], run_id="r")
     assert (spec.temperature, spec.steps, spec.run_id) == (0.5, 10, "r")
     with pytest.raises(TypeError, match="temperature"):
         Domain(seed=1, axes=AXES)
@@ -40,7 +41,9 @@ def test_a_subclass_adds_fields_with_and_without_defaults():
 def test_run_id_is_static_and_arrays_are_traced():
     spec = Domain(0.5, jnp.arange(3.0), seed=1, axes=AXES, run_id="r")
     assert "r" not in jax.tree.leaves(spec)
-    assert jax.tree.structure(spec) != jax.tree.structure(eqx.tree_at(lambda s: s, spec, Domain(0.5, jnp.ones(3), seed=1, axes=AXES)))
+    assert jax.tree.structure(spec) != jax.tree.structure(
+        eqx.tree_at(lambda s: s, spec, Domain(0.5, jnp.ones(3), seed=1, axes=AXES))
+    )
     total = eqx.filter_jit(lambda s: s.table.sum() * s.temperature + len(s.axes))(spec)
     assert total == 3 * 0.5 + 2
 
@@ -67,6 +70,7 @@ def test_from_spec_returns_it_unchanged():
         ({"axes": [AXES[0], AXES[0]]}, ValueError, r"axes\[1\] repeats the name 'sample'"),
         ({"carry_specs": None}, TypeError, "carry_specs"),
         ({"boundaries": [None]}, ValueError, "boundaries has 1 entries for 2 axes"),
+        ({"boundaries": [None, len]}, TypeError, r"boundaries\[1\] must be an AxisBoundary or None"),
         ({"boundaries": []}, ValueError, "boundaries has 0"),
         ({"boundaries": {"sample": None}}, TypeError, "boundaries"),
         ({"run_id": ""}, ValueError, "run_id"),
@@ -100,7 +104,7 @@ def test_the_sink_of_a_run_has_the_runs_id(tmp_path):
     run = RunSpec(seed=0, axes=[], run_id="run-a")
     assert derive_sink_spec(run, output_dir=tmp_path).run_id == "run-a"
     assert derive_sink_spec(run, output_dir=tmp_path, run_id="run-a", format="jsonl").format == "jsonl"
-    with pytest.raises(ValueError, match="'run-b'.*'run-a'"):
+    with pytest.raises(ValueError, match=r"'run-b'.*'run-a'"):
         derive_sink_spec(run, output_dir=tmp_path, run_id="run-b")
     anonymous = RunSpec(seed=0, axes=[])
     assert derive_sink_spec(anonymous, output_dir=tmp_path, run_id="run-b").run_id == "run-b"

@@ -77,7 +77,7 @@ def test_a_full_disk_names_what_was_saved_and_the_rest_can_be_saved_later(fmt, s
     sink.stage(("second",), **SMALL)
     sink.stage(("big",), **BIG)
     sink.stage(("third",), **SMALL)
-    with pytest.raises(SinkError, match="No space left.*still buffered.*'big'") as caught:
+    with pytest.raises(SinkError, match=r"No space left.*still buffered.*'big'") as caught:
         sink.drain()
     error = caught.value
     assert error.path == small_disk / "out"
@@ -124,7 +124,7 @@ def test_a_read_only_folder(fmt, exists, tmp_path):
         with SINKS[fmt](folder, run_id="one") as sink:
             sink.stage(("first",), **SMALL)
     os.chmod(folder if exists else tmp_path, 0o555)
-    with as_nobody(), pytest.raises(SinkError, match="Permission denied.*choose another output_dir") as caught:
+    with as_nobody(), pytest.raises(SinkError, match=r"Permission denied.*choose another output_dir") as caught:
         SINKS[fmt](folder, run_id="one")
     assert caught.value.path == folder
     if exists:
@@ -156,13 +156,13 @@ def test_a_folder_that_vanishes_or_is_replaced(fmt, tmp_path):
 
 
 def test_the_first_error_is_not_hidden_by_a_full_disk(tmp_path):
-    with (
-        largest_file(2**19),
-        pytest.raises(ZeroDivisionError) as caught,
-        JsonlStagingSink(tmp_path, flush_every=9, run_id="one") as sink,
-    ):
-        sink.stage(("big",), **BIG)
-        _ = 1 // 0
+    def work():
+        with JsonlStagingSink(tmp_path, flush_every=9, run_id="one") as sink:
+            sink.stage(("big",), **BIG)
+            _ = 1 // 0
+
+    with largest_file(2**19), pytest.raises(ZeroDivisionError) as caught:
+        work()
     assert "a sink could not save" in caught.value.__notes__[0]
     JsonlStagingSink(tmp_path, run_id="one").finalize()  # the lock is given up
 
@@ -260,7 +260,9 @@ while time.monotonic() < end:
 print(taken)
 """
     processes = [
-        subprocess.Popen([sys.executable, "-c", code, tmp_path], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            [sys.executable, "-c", code, tmp_path], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
         for _ in range(3)
     ]
     results = [(process.communicate(timeout=60), process.returncode) for process in processes]

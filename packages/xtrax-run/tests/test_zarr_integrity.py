@@ -14,6 +14,7 @@ import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from zarr import codecs
 
 from xtrax.run import (
     ZarrStagingSink,
@@ -37,7 +38,8 @@ def make(folder, *, chunks=(2, 2), attrs=None, x=None, **options):
     group = root.create_group("a")
     group.attrs.update({"step": 1, "tags": ["u", "v"]} if attrs is None else attrs)
     x = np.arange(20.0).reshape(4, 5) if x is None else x
-    group.create_array("x", data=x, chunks=chunks, **options)
+    # Not by data=, which in zarr 3.1.0 writes shards with wrong checksums.
+    group.create_array("x", shape=x.shape, dtype=x.dtype, chunks=chunks, **options)[...] = x
     return folder
 
 
@@ -53,8 +55,8 @@ def reference(tmp_path):
         {"chunks": (1, 3)},
         {"chunks": (2, 2), "shards": (4, 6)},
         {"compressors": None},
-        {"compressors": zarr.codecs.GzipCodec(level=1)},
-        {"filters": zarr.codecs.TransposeCodec(order=(1, 0))},
+        {"compressors": codecs.GzipCodec(level=1)},
+        {"filters": codecs.TransposeCodec(order=(1, 0))},
         {"fill_value": 7.0},
         {"zarr_format": 2},
     ],
@@ -172,13 +174,15 @@ def plain_digest(array):
     return hashlib.sha256(len(head).to_bytes(8, "little") + head + data).hexdigest()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(data=st.data(), limit=st.integers(1, 200))
 def test_reading_in_pieces_changes_nothing(data, limit):
     dtype = data.draw(st.sampled_from([np.dtype(t) for t in ("f4", "i8", "bool", "c8", ">u2")]))
     array = data.draw(hnp.arrays(dtype, hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=5)))
     chunks = data.draw(st.tuples(*(st.integers(1, max(1, n)) for n in array.shape)))
-    stored = zarr.create_array({}, data=array.astype(array.dtype.newbyteorder("=")), chunks=chunks)
+    native = array.astype(array.dtype.newbyteorder("="))
+    # Old versions of zarr take a chunk of -0.0 for an empty one.
+    stored = zarr.create_array({}, data=native, chunks=chunks, config={"write_empty_chunks": True})
     old, module._PIECE_BYTES = module._PIECE_BYTES, limit
     try:
         assert digest_of(stored) == digest_of(array) == plain_digest(array)
@@ -254,11 +258,13 @@ def test_normalized_values_are_plain_python():
     assert type(plain["zero"]) is int
 
 
-@pytest.mark.parametrize("bad", [b"x", {1, 2}, 1j, object(), np.complex64(1), {"a": [b""]}, np.array(["M8"], object), len])
+@pytest.mark.parametrize(
+    "bad", [b"x", {1, 2}, 1j, object(), np.complex64(1), {"a": [b""]}, np.array(["M8"], object), len]
+)
 def test_values_that_json_cannot_hold(bad):
     if isinstance(bad, np.ndarray):
         bad = np.array([len], object)
-    with pytest.raises(TypeError, match="value.*JSON cannot hold"):
+    with pytest.raises(TypeError, match=r"value.*JSON cannot hold"):
         normalize_json_value(bad)
 
 
@@ -281,7 +287,9 @@ def test_fsync_tree_flushes_everything_from_the_bottom_up(tmp_path, monkeypatch)
     (tmp_path / "a" / "link").symlink_to(tmp_path / "outside")
     order = []
     real = os.fsync
-    monkeypatch.setattr(os, "fsync", lambda handle: (order.append(os.readlink(f"/proc/self/fd/{handle}")), real(handle)))
+    monkeypatch.setattr(
+        os, "fsync", lambda handle: (order.append(os.readlink(f"/proc/self/fd/{handle}")), real(handle))
+    )
     if not Path("/proc/self/fd").exists():
         pytest.skip("needs /proc to see which file a descriptor is")
     fsync_tree(tmp_path)

@@ -46,5 +46,7 @@ def check_flush_every(flush_every: Any) -> int:
     if number is None or isinstance(flush_every, bool):
         raise TypeError(f"flush_every must be an int, not {type(flush_every).__name__}: {flush_every!r}")
     if number < 1:
-        raise ValueError(f"flush_every is {number}; it must be at least 1 (to drain by hand only, choose a large number)")
+        raise ValueError(
+            f"flush_every is {number}; it must be at least 1 (to drain by hand only, choose a large number)"
+        )
     return number

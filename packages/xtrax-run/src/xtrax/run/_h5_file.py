@@ -60,7 +60,7 @@ class TransactionFile(io.RawIOBase):
         """The position."""
         return self._at
 
-    def readinto(self, buffer: bytearray | memoryview, /) -> int:  # ty: ignore[invalid-method-override]
+    def readinto(self, buffer: bytearray | memoryview, /) -> int:  # ty: ignore[incompatible-method-override]
         """Read into a buffer; return how many bytes."""
         view = memoryview(buffer).cast("B")
         count = max(0, min(len(view), self._size - self._at))
@@ -71,7 +71,7 @@ class TransactionFile(io.RawIOBase):
         self._at += count
         return count
 
-    def write(self, data: bytes | memoryview, /) -> int:  # ty: ignore[invalid-method-override]
+    def write(self, data: bytes | memoryview, /) -> int:  # ty: ignore[incompatible-method-override]
         """Write all bytes; an error of the disk is raised by `commit`, since HDF5 would not survive it here."""
         view = memoryview(data).cast("B")
         edge = max(0, min(len(view), self._first_new * _PAGE - self._at))

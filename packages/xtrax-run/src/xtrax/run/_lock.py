@@ -76,7 +76,9 @@ class FolderLock:
     def check(self) -> None:
         """Raise `FileNotFoundError` unless the folder is still the one that was locked, by this process."""
         if self._handle is None:
-            raise FileNotFoundError("the sink was opened by another process (before a fork) or is closed; open a new one")
+            raise FileNotFoundError(
+                "the sink was opened by another process (before a fork) or is closed; open a new one"
+            )
         if not _same_file(self._handle, self.path):
             raise FileNotFoundError("the folder was removed or replaced while it was being written")
 

@@ -107,7 +107,8 @@ class BufferedSink:
             raise
         except OSError as error:
             raise SinkError(
-                f"{self.output_dir} cannot be opened for writing: {error}; choose another output_dir or make it writable",
+                f"{self.output_dir} cannot be opened for writing: {error}; choose another output_dir, or make it "
+                "writable",
                 path=self.output_dir,
             ) from error
         self.run_id: str = self.provenance["run_id"]

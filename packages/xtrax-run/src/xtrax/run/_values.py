@@ -6,14 +6,13 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.core import Tracer
 
 from xtrax.run._canonical import normalize_json_value
 from xtrax.run._errors import Key
 
-NUMERIC = frozenset(
-    ["bool", *(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64))]
-    + ["float16", "float32", "float64", "complex64", "complex128"]
-)
+_INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+NUMERIC = frozenset(["bool", *_INTEGERS, "float16", "float32", "float64", "complex64", "complex128"])
 _ATTR_TYPES = (str, int, float, bool, list, dict, type(None))
 
 
@@ -24,7 +23,7 @@ def to_array(value: Any, name: str, key: Key, dtypes: frozenset[str], fmt: str) 
         TypeError: If it is traced, ragged, holds objects, or has a dtype that the format cannot hold.
     """
     what = f"array {name!r} of key {key!r}"
-    if isinstance(value, jax.core.Tracer):
+    if isinstance(value, Tracer):
         raise TypeError(
             f"{what} is traced ({value}): a sink runs on the host. Call it outside jit, or from a host callback"
         )

@@ -75,7 +75,7 @@ class KeyedZarrWriter:
     def node(self, path: Names) -> Literal["group", "array"] | None:
         """What the metadata at a path say it is."""
         metadata = _read(self._folder.joinpath(*path, "zarr.json"))
-        return metadata and metadata["node_type"]
+        return None if metadata is None else metadata["node_type"]
 
     def save(self, entries: Sequence[Entry], saved: list[Entry]) -> None:
         """Write one key after the other, each durable before the next."""

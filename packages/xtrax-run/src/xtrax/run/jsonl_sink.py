@@ -58,7 +58,9 @@ class _JsonlWriter:
         self._handle = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
         size, whole = os.fstat(self._handle).st_size, _whole_lines(self._handle)
         if whole < size:
-            _log.warning("%s: dropped the last %d bytes, a line that a stopped writer did not finish", self._path, size - whole)
+            _log.warning(
+                "%s: dropped the last %d bytes, a line that a stopped writer did not finish", self._path, size - whole
+            )
             os.ftruncate(self._handle, whole)
             os.fsync(self._handle)
         return provenance
@@ -167,7 +169,9 @@ def read_jsonl(path: str | os.PathLike[str]) -> list[Record]:
             record.attrs.update(raw["attrs"])
             record.arrays.update({name: _decode(value) for name, value in raw["arrays"].items()})
         except (ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
-            raise ValueError(f"{path}, line {number} is damaged ({error!r}); remove that line to read the rest") from error
+            raise ValueError(
+                f"{path}, line {number} is damaged ({error!r}); remove that line to read the rest"
+            ) from error
     return list(records.values())
 
 

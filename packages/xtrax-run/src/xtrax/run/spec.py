@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from typing import Any, Self
 
 import equinox as eqx
-from xtrax.tiling.plan import AxisSpec
 
 from xtrax.run._checks import check_run_id
+from xtrax.stages import AxisBoundary
+from xtrax.tiling.plan import AxisSpec
 
 
 class RunSpec(eqx.Module):
@@ -24,7 +25,7 @@ class RunSpec(eqx.Module):
 
     Raises:
         TypeError: If a field is of the wrong type.
-        ValueError: If two axes share a name, `boundaries` and `axes` differ in length, or `run_id` cannot be a file name.
+        ValueError: If two axes share a name, `boundaries` and `axes` differ in length, or `run_id` is no file name.
 
     Examples:
         >>> from xtrax.tiling.plan import AxisSpec
@@ -38,7 +39,7 @@ class RunSpec(eqx.Module):
     seed: int = eqx.field(kw_only=True)
     axes: list[AxisSpec] = eqx.field(kw_only=True)
     carry_specs: list[Any] = eqx.field(kw_only=True, default_factory=list)
-    boundaries: list[Any] | None = eqx.field(kw_only=True, default=None)
+    boundaries: list[AxisBoundary | None] | None = eqx.field(kw_only=True, default=None)
     run_id: str | None = eqx.field(kw_only=True, default=None, static=True)
 
     def __check_init__(self) -> None:
@@ -65,6 +66,10 @@ class RunSpec(eqx.Module):
                     f"boundaries has {len(self.boundaries)} entries for {len(self.axes)} axes; give one for each axis, "
                     "in order, None where there is none"
                 )
+            for i, boundary in enumerate(self.boundaries):
+                if boundary is not None and not isinstance(boundary, AxisBoundary):
+                    kind = type(boundary).__name__
+                    raise TypeError(f"boundaries[{i}] must be an AxisBoundary or None, not {kind}: {boundary!r}")
         check_run_id(self.run_id)
 
     @classmethod

@@ -33,7 +33,7 @@ _MOST_BYTES = 2**30  # for whole chunks, so that none is decoded twice
 class Digest(Protocol):
     """What `hashlib.sha256()` returns, as far as it is used here."""
 
-    def update(self, data: bytes, /) -> None:
+    def update(self, data: bytes | memoryview, /) -> object:
         """Feed bytes."""
         ...
 
@@ -41,9 +41,9 @@ class Digest(Protocol):
 def zarr_content_digest(path: str | os.PathLike[str]) -> str:
     """A digest of what a Zarr store holds: paths, callers' attributes, and the arrays' dtypes, shapes and values.
 
-    Equal contents have equal digests whatever the chunks, shards, compressor, Zarr format, file times and writer. A run's
-    provenance (the reserved attributes of its root), its commit log and its manifest do not count, so two runs of
-    the same program have equal digests if, and only if, their results are equal bit for bit.
+    Equal contents have equal digests whatever the chunks, shards, compressor, Zarr format, file times and writer. A
+    run's provenance (the reserved attributes of its root), its commit log and its manifest do not count, so two runs
+    have equal digests if, and only if, their results are equal bit for bit.
 
     Args:
         path: The store's folder, or the folder of a group or array in it. It is read in pieces of 64 MiB, or
@@ -135,7 +135,9 @@ def update_array_digest(digest: Digest, array: Any) -> None:
     text = dtype.kind in "OT"
     name = "string" if text else str(dtype.descr) if dtype.fields else dtype.name
     _feed(digest, canonical_json_bytes([name, shape]))
-    for piece in _pieces(shape, max(1, dtype.itemsize), getattr(array, "shards", None) or getattr(array, "chunks", None)):
+    for piece in _pieces(
+        shape, max(1, dtype.itemsize), getattr(array, "shards", None) or getattr(array, "chunks", None)
+    ):
         values = np.asarray(array[piece])
         if text:
             _feed(digest, canonical_json_bytes(values.reshape(-1).tolist()))
