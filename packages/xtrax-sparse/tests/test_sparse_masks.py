@@ -145,7 +145,7 @@ def test_training_under_a_manager_reaches_a_sparse_solution_without_retracing():
         return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads)
 
     manager = SparseMaskManager(SparsePolicy(SparseConfig(2, update_schedule=5)))
-    params = {"w": jnp.full((1, 4), 0.1)}
+    params = {"w": jnp.full((1, 4), 0.1, jnp.float32)}
     for step in range(60):
         params = manager.step(train_step(params), step)
         assert int((params["w"] != 0).sum()) <= 2
