@@ -80,6 +80,7 @@ def test_what_is_not_a_callable_is_refused(role, value):
         AxisBoundary(**{role: value})
 
 
+@pytest.mark.filterwarnings("ignore:A JAX array is being set as static")
 def test_a_callable_that_cannot_be_hashed_is_refused():
     linear = eqx.nn.Linear(2, 2, key=jax.random.key(0))
     with pytest.raises(TypeError, match=r"AxisBoundary: fuse must be hashable.*found Linear"):

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from xtrax.stages import AxisBoundary, ExecutorError, execute_map_axis, execute_scan_axis, io_callback
 from xtrax.tiling import Bucket, DedupSpec, SafeMap, Scan, Vmap, WhileCarry
 
-SIZES = [1, 2, 5, 7, 8]
-BATCHES = [1, 3, 4, 8, 9]
+SIZES = [1, 5, 8]
+BATCHES = [1, 3, 4, 9]
 
 
 class Recorder:
@@ -69,7 +69,7 @@ def dedup(labels):
     return spec.to_dedup_gather()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(n=st.sampled_from(SIZES), batch=st.sampled_from(BATCHES), jitted=st.booleans())
 def test_ordered_tap_on_a_safe_map_sees_each_element_once_in_order(n, batch, jitted):
     recorder = tap()
@@ -104,7 +104,7 @@ def test_seed_ordered_safe_map_keeps_its_batch_size(n, batch):
     assert widths == [batch] * (full > 0) + [rest] * (rest > 0)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     n=st.sampled_from(SIZES),
     strategy=st.sampled_from([Vmap(), SafeMap(1), SafeMap(3), SafeMap(8)]),
@@ -155,7 +155,7 @@ def test_effects_of_a_chunk_follow_its_compute_and_precede_the_next_chunk():
     assert log.index(("tap", 1)) < log.index(("fn", 3))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(labels=st.lists(st.integers(0, 3), min_size=1, max_size=7), sunk=st.booleans(), ordered=st.booleans())
 def test_effects_of_a_deduplicated_axis_fire_for_every_original_position_in_order(labels, sunk, ordered):
     recorder = Recorder(ordered=ordered, returns=not sunk)
@@ -295,10 +295,10 @@ def test_a_batchable_effect_receives_all_lanes_of_a_chunk_at_once(strategy):
 # Nested
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
-    n=st.sampled_from([3, 5, 6]),
-    outer=st.sampled_from([Vmap(), SafeMap(2), SafeMap(4)]),
+    n=st.sampled_from([3, 5]),
+    outer=st.sampled_from([Vmap(), SafeMap(2)]),
     inner=st.sampled_from([Vmap(), SafeMap(2)]),
 )
 def test_effects_of_an_inner_axis_fire_once_for_each_element(n, outer, inner):
@@ -344,7 +344,7 @@ def test_effects_of_an_inner_axis_of_a_deduplicated_one_are_refused():
 # Scans
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(n=st.sampled_from(SIZES), fused=st.booleans(), tapped=st.booleans(), sunk=st.booleans())
 def test_the_flow_of_a_scanned_axis(n, fused, tapped, sunk):
     log = []
@@ -407,7 +407,11 @@ def test_boundaries_without_effects_are_differentiated_in_both_modes(strategy, b
     xs = jnp.arange(5.0)
     np.testing.assert_allclose(jax.grad(quadratic(boundary, strategy))(xs), 2 * xs)
     np.testing.assert_allclose(jax.jacfwd(quadratic(boundary, strategy))(xs), 2 * xs)
-    np.testing.assert_allclose(jax.hessian(quadratic(boundary, strategy))(xs), 2 * np.eye(5))
+
+
+def test_a_chunked_axis_with_a_fuse_is_differentiated_twice():
+    hessian = jax.hessian(quadratic(AxisBoundary(fuse=jnp.sum), SafeMap(2)))(jnp.arange(5.0))
+    np.testing.assert_allclose(hessian, 2 * np.eye(5))
 
 
 @pytest.mark.parametrize("strategy", [Vmap(), SafeMap(2)])

@@ -17,12 +17,15 @@ __all__ = ["ExecutorError", "execute_map_axis", "execute_scan_axis"]
 
 _Carry = TypeVar("_Carry")
 
-_HOW_TO_RUN = {
-    Scan: "it carries a state from element to element: use execute_scan_axis",
-    WhileCarry: "it has no elements: run it with xtrax.tiling.make_axis_dispatch",
-    Bucket: "its elements differ in length and are padded on the host: use select_bucket and bucketize of "
-    "xtrax.tiling, then Vmap or SafeMap for the elements of each bucket",
-}
+_HOW_TO_RUN: tuple[tuple[type, str], ...] = (
+    (Scan, "it carries a state from element to element: use execute_scan_axis"),
+    (WhileCarry, "it has no elements: run it with xtrax.tiling.make_axis_dispatch"),
+    (
+        Bucket,
+        "its elements differ in length and are padded on the host: use select_bucket and bucketize of xtrax.tiling, "
+        "then Vmap or SafeMap for the elements of each bucket",
+    ),
+)
 
 
 def execute_map_axis(
@@ -75,9 +78,9 @@ def execute_map_axis(
         [0, 1, 4, 9, 16]
     """
     _check_call("fn", fn, boundary)
-    if isinstance(strategy, tuple(_HOW_TO_RUN)):
-        kind = type(strategy)
-        raise ExecutorError(f"execute_map_axis cannot run {kind.__name__}: {_HOW_TO_RUN[kind]}")
+    for kind, how in _HOW_TO_RUN:
+        if isinstance(strategy, kind):
+            raise ExecutorError(f"execute_map_axis cannot run {kind.__name__}: {how}")
     if not isinstance(strategy, (Vmap, SafeMap, DedupGather)):
         raise TypeError(f"strategy must be a Vmap, SafeMap or DedupGather of xtrax.tiling; found {strategy!r}")
     n = _axis_size(xs)
