@@ -8,8 +8,13 @@ import sys
 import tempfile
 from pathlib import Path
 
+import numpy as np
 import pytest
+import zarr
 
+from xtrax.run import SinkError, ZarrStagingSink, zarr_content_digest
+
+pytestmark = pytest.mark.filterwarnings("ignore:the code's git commit:UserWarning")
 LAB = Path(__file__).with_name("crash_lab.py")
 
 
@@ -41,3 +46,40 @@ def test_a_process_killed_at_any_step_leaves_what_it_drained_intact(fmt, points,
         assert [o for o in outcomes if not o["whole_steps"]] == []
     names = {"zarr": ["item", "other", "zarr.json"], "jsonl": ["results.jsonl"], "h5": ["results.h5"]}
     assert [o["left"] for o in outcomes if o["left"] != names[fmt]] == []
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
+def test_a_zarr_array_whose_replacement_is_interrupted_is_put_back(error, tmp_path, monkeypatch):
+    """Between the two renames that replace an array, it has no place in the store."""
+    sink = ZarrStagingSink(tmp_path, run_id="one")
+    sink.stage(("k",), x=np.arange(3))
+    before = zarr_content_digest(tmp_path)
+    rename = os.rename
+
+    def fail(source, target):
+        if Path(target) == tmp_path / "k" / "x" and "new" in Path(source).parts:
+            raise error
+        rename(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rename", fail)
+        with pytest.raises((KeyboardInterrupt, SinkError)):
+            sink.stage(("k",), x=np.zeros(9))
+    assert zarr_content_digest(tmp_path) == before
+    sink.drain()  # it is still buffered
+    sink.finalize()
+    np.testing.assert_array_equal(zarr.open_group(tmp_path, mode="r")["k/x"][:], np.zeros(9))
+    assert sorted(os.listdir(tmp_path)) == ["k", "zarr.json"]
+
+
+def test_a_zarr_array_whose_replacement_was_killed_is_put_back_on_opening(tmp_path):
+    with ZarrStagingSink(tmp_path, run_id="one") as sink:
+        sink.stage(("k",), x=np.arange(3), y=np.ones(2))
+    before = zarr_content_digest(tmp_path)
+    aside = tmp_path / ".xtrax" / "old" / "k"
+    aside.mkdir(parents=True)
+    os.rename(tmp_path / "k" / "x", aside / "x")  # where a kill between the two renames leaves it
+    shutil.copytree(tmp_path / "k" / "y", aside / "y")  # a kill after the second leaves the old one too
+    ZarrStagingSink(tmp_path, run_id="one").finalize()
+    assert zarr_content_digest(tmp_path) == before
+    assert sorted(os.listdir(tmp_path)) == ["k", "zarr.json"]

@@ -40,8 +40,7 @@ class KeyedZarrWriter:
     def load(self) -> dict[str, Any] | None:
         """Undo what a killed writer left half-done; return the root's attributes."""
         shutil.rmtree(self._new, ignore_errors=True)  # never renamed into place, so never promised
-        if self._old.exists():
-            self._restore()
+        self._restore()
         root = self._folder / "zarr.json"
         if not root.exists():
             return None
@@ -52,7 +51,9 @@ class KeyedZarrWriter:
         return metadata.get("attributes", {})
 
     def _restore(self) -> None:
-        """Put back arrays that were moved aside when their replacement never arrived."""
+        """Put back arrays that were moved aside and whose replacement never arrived."""
+        if not self._old.exists():
+            return
         for folder, _, files in os.walk(self._old):
             if "zarr.json" in files:
                 target = self._folder / Path(folder).relative_to(self._old)
@@ -79,6 +80,7 @@ class KeyedZarrWriter:
 
     def save(self, entries: Sequence[Entry], saved: list[Entry]) -> None:
         """Write one key after the other, each durable before the next."""
+        self._restore()  # if the one before could not
         for entry in entries:
             new = self._new / "group"
             try:
@@ -86,6 +88,7 @@ class KeyedZarrWriter:
                 self._place(new, entry)
             finally:
                 shutil.rmtree(new, ignore_errors=True)  # a full disk needs the space
+                self._restore()
             saved.append(entry)
 
     def _write(self, new: Path, entry: Entry) -> None:
@@ -130,7 +133,7 @@ class KeyedZarrWriter:
             fsync_directory(folder.parent)
 
     def _swap(self, new: Path, target: Path, old: Path) -> None:
-        """Replace a folder. It has one of its names at every moment, and `load` puts it back if it must."""
+        """Replace a folder. What was there has one of its names at every moment; `_restore` puts it back."""
         if target.exists():
             old.parent.mkdir(parents=True, exist_ok=True)
             os.rename(target, old)
@@ -152,8 +155,8 @@ class KeyedZarrWriter:
 
     def close(self) -> None:
         """Leave a store that is nothing but Zarr."""
+        self._restore()
         shutil.rmtree(self._new, ignore_errors=True)
-        shutil.rmtree(self._old, ignore_errors=True)
         (self._hidden / "zarr.json").unlink(missing_ok=True)
 
 
