@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 SNIPPET = """\
+from typing import reveal_type
+
 import xtrax
 from xtrax import BatchPlanner
 
@@ -30,7 +32,7 @@ def report(tmp_path_factory) -> str:
 
 @pytest.mark.parametrize(
     ("line", "expected"),
-    [(4, "<class 'AxisSpec'>"), (5, "int"), (6, "tuple[AxisDecision, ...]"), (7, "int")],
+    [(6, "<class 'AxisSpec'>"), (7, "int"), (8, "tuple[AxisDecision, ...]"), (9, "int")],
 )
 def test_revealed_type(report, line, expected):
     found = [text for text in report.splitlines() if text.startswith(f"snippet.py:{line}:")]
@@ -39,4 +41,4 @@ def test_revealed_type(report, line, expected):
 
 
 def test_unknown_name_is_an_error(report):
-    assert any(text.startswith("snippet.py:8:") and "AxisSpek" in text for text in report.splitlines()), report
+    assert any(text.startswith("snippet.py:10:") and "AxisSpek" in text for text in report.splitlines()), report
