@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from xtrax.jit import TraceBudgetExceededError, TraceSignature, bounded_jit, explain_retrace
 
@@ -66,6 +68,34 @@ x = jnp.ones((4, 2))
 )
 def test_a_changed_leaf_is_named_by_its_path(first, second, differences):
     assert changed(first, second) == tuple(differences)
+
+
+leaf_types = st.tuples(st.sampled_from([(), (2,), (2, 3)]), st.sampled_from(["float32", "int32", "bool"]))
+batches = st.dictionaries(st.sampled_from("abcd"), leaf_types, min_size=1)
+
+
+@settings(max_examples=50, deadline=None)
+@given(before=batches, after=batches)
+def test_every_difference_between_two_batches_is_listed_and_nothing_else(before, after):
+    expected = []
+    for name in sorted({*before, *after}):
+        (old_shape, old_type), (shape, dtype) = before.get(name, (None, None)), after.get(name, (None, None))
+        if name not in after:
+            expected.append(f"batch['{name}']: {old_type}[{','.join(map(str, old_shape))}] -> absent")
+        elif name not in before:
+            expected.append(f"batch['{name}']: absent -> {dtype}[{','.join(map(str, shape))}]")
+        else:
+            expected += [f"batch['{name}']: shape {old_shape} -> {shape}"] * (old_shape != shape)
+            expected += [f"batch['{name}']: dtype {old_type} -> {dtype}"] * (old_type != dtype)
+    bounded = bounded_jit(lambda batch: batch, max_traces=1)
+    bounded.eval_shape({name: jax.ShapeDtypeStruct(*leaf) for name, leaf in before.items()})
+    try:
+        bounded.eval_shape({name: jax.ShapeDtypeStruct(*leaf) for name, leaf in after.items()})
+    except TraceBudgetExceededError as error:
+        found = sorted(error.differences)
+    else:
+        found = []
+    assert found == sorted(expected)
 
 
 @pytest.mark.parametrize(

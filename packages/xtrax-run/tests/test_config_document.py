@@ -1,5 +1,6 @@
 """Reading TOML: positions of faults and keys, and small checks by hand."""
 
+import datetime
 import os
 import re
 import subprocess
@@ -14,6 +15,7 @@ from xtrax.config import (
     SchemaVersionStatus,
     check_schema_version,
     classify_schema_version,
+    dump_toml,
     load_toml_document,
     require_field,
     require_sections,
@@ -288,3 +290,30 @@ def test_a_current_version_of_the_wrong_kind_is_refused(current):
         classify_schema_version({}, 0)
     with pytest.raises(TypeError, match="raw must be the dict"):
         classify_schema_version(None, 1)
+
+
+values = st.recursive(
+    st.one_of(
+        st.booleans(),
+        st.integers(-(2**63), 2**63 - 1),
+        st.floats(allow_nan=False),
+        st.text(st.characters(exclude_categories=["Cs"]), max_size=5),
+        st.datetimes(timezones=st.sampled_from([None, datetime.UTC])),
+        st.dates(),
+        st.times(),
+    ),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(names, inner, max_size=3)),
+    max_leaves=10,
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.dictionaries(names, values, max_size=4))
+def test_what_is_dumped_is_read_back(document):
+    assert tomllib.loads(dump_toml(document)) == document
+
+
+@pytest.mark.parametrize("raw", [{"a": None}, {"a": [object()]}, {"a": {1: 2}}, {"a": b"x"}, []])
+def test_what_toml_cannot_hold_is_refused(raw):
+    with pytest.raises(TypeError):
+        dump_toml(raw)

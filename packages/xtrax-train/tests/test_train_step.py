@@ -1,5 +1,7 @@
 """Trainer.step against a hand-written optax loop."""
 
+from typing import Any
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -359,8 +361,9 @@ def test_accumulate_must_divide_the_batch(squared):
     ],
 )
 def test_bad_trainer_argument(kwargs, error):
+    arguments: dict[str, Any] = {"loss_fn": scalar_loss, "optimizer": optax.sgd(0.1), **kwargs}
     with pytest.raises(error, match=next(iter(kwargs))):
-        Trainer(**{"loss_fn": scalar_loss, "optimizer": optax.sgd(0.1), **kwargs})
+        Trainer(**arguments)
 
 
 def test_a_step_that_changes_a_leaf_names_it():

@@ -46,11 +46,12 @@ if TYPE_CHECKING:
 
 __all__ = ["__version__", *_lazy.NAMES]
 
+if not TYPE_CHECKING:  # a checker that saw this would take every misspelt name for one that exists
 
-def __getattr__(name: str) -> object:
-    value = _lazy.resolve(name)
-    globals()[name] = value
-    return value
+    def __getattr__(name: str) -> object:
+        value = _lazy.resolve(name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

@@ -117,7 +117,7 @@ def summary(
     programs = ", ".join(
         f"{count} for {'training' if name == 'train' else 'evaluation'}" for name, count in compiles.items()
     )
-    told = {f"eval {name}": f"{value:.4f}" for name, value in metrics.items()}
+    told = {f"eval {name}": f"{value:.4g}" for name, value in metrics.items()}
     told |= {"wall time": f"{_duration(seconds)}, compiling included", "programs compiled": programs}
     for name, value in told.items():
         say(console, f"  {name:<18} {value}")

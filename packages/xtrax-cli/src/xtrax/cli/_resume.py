@@ -7,8 +7,9 @@ from xtrax.cli._build import build
 from xtrax.cli._errors import CLIError, UsageError, tell
 from xtrax.cli._folder import RunFolder, find_run, read_manifest
 from xtrax.cli._report import resume_command
-from xtrax.cli._train import has_checkpoint, toml_text, train
+from xtrax.cli._train import has_checkpoint, train
 from xtrax.cli.config import load_train_config
+from xtrax.config import dump_toml
 from xtrax.training import get_checkpoint_manager, load_progress
 
 
@@ -59,7 +60,7 @@ def resume(run_id: str, epochs: int | None, in_place: bool, runs_dir: Path, *, b
     config, document = load_train_config(old / "config.toml", [f"num_epochs={done + (epochs or 0)}"])
     built = build(config, document, manifest["import_paths"])
     about = {name: manifest[name] for name in ("kind", "source", "overrides", "import_paths")}
-    folder = RunFolder.create(runs_dir, config, toml_text(document), {**about, "parent": run_id})
+    folder = RunFolder.create(runs_dir, config, dump_toml(document).encode(), {**about, "parent": run_id})
     try:
         shutil.copytree(old / "checkpoints" / str(step), folder.path / "checkpoints" / str(step))
         if (old / "metrics.zarr").is_dir():

@@ -11,7 +11,6 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import tomli_w
 from rich.console import Console
 
 from xtrax.cli._build import Built, build
@@ -19,7 +18,7 @@ from xtrax.cli._errors import CLIError, RunError, tell
 from xtrax.cli._folder import RunFolder, jsonable
 from xtrax.cli._report import LOG_NAME, Journal, logged, logger, resume_command, say, summary
 from xtrax.cli.config import TrainConfig, load_train_config
-from xtrax.config import TomlDocument
+from xtrax.config import dump_toml
 from xtrax.run import collect_provenance
 from xtrax.training import Engine, MetricsLog, ProgressBar, ResumableState
 
@@ -45,7 +44,7 @@ def run(config_path: Path, overrides: Sequence[str], runs_dir: Path, *, began: f
     config, document = load_train_config(config_path, overrides)
     import_paths = [str(config_path.resolve().parent), os.getcwd()]
     built = build(config, document, import_paths)
-    text = toml_text(document) if overrides else config_path.read_bytes()
+    text = dump_toml(document).encode() if overrides else config_path.read_bytes()
     about = {
         "kind": config.kind,
         "parent": None,
@@ -55,11 +54,6 @@ def run(config_path: Path, overrides: Sequence[str], runs_dir: Path, *, began: f
     }
     folder = RunFolder.create(runs_dir, config, text, about)
     return train(config, built, folder, resume=False, began=began)
-
-
-def toml_text(document: TomlDocument) -> bytes:
-    """A changed document as TOML; comments are not kept."""
-    return tomli_w.dumps(document).encode()
 
 
 def train(config: TrainConfig, built: Built, folder: RunFolder, *, resume: bool, began: float) -> int:

@@ -13,16 +13,11 @@ from xtrax.jit._wrapper import assemble
 class _Counted(eqx.Module):
     """A function as a tree, so that Equinox traces the arrays in it, with its counter as the static part."""
 
-    function: Callable[..., Any]
+    __wrapped__: Callable[..., Any]  # by this name Equinox finds the function's signature and name
     counter: Counter = eqx.field(static=True)  # compared by identity, which makes it the key of Equinox's cache
 
-    @property
-    def __wrapped__(self) -> Callable[..., Any]:
-        """The user's function: Equinox takes the signature and the name from it."""
-        return self.function
-
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.counter.run(self.function, args, kwargs)
+        return self.counter.run(self.__wrapped__, args, kwargs)
 
 
 def filter_jit(function: Callable[..., Any], log: TraceLog, donate: Any) -> Any:

@@ -6,6 +6,7 @@ Every error is raised as the exception class that the caller passes in, with a m
 
 from xtrax.config._dataclass import load_dataclass, structure_dataclass
 from xtrax.config._document import TomlDocument, load_toml_document
+from xtrax.config._dump import dump_toml
 from xtrax.config._overrides import apply_overrides
 from xtrax.config._require import require_field, require_sections
 from xtrax.config._schema import SchemaVersionStatus, check_schema_version, classify_schema_version
@@ -16,6 +17,7 @@ __all__ = [
     "apply_overrides",
     "check_schema_version",
     "classify_schema_version",
+    "dump_toml",
     "load_dataclass",
     "load_toml_document",
     "require_field",

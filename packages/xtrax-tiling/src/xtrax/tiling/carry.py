@@ -1,6 +1,7 @@
 """Declare that an axis is walked in order, with a carry."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -29,7 +30,7 @@ class CarryShape:
     """
 
     name: str
-    shape: tuple[int, ...]
+    shape: Sequence[int]
     dtype: Any
 
     def __post_init__(self) -> None:

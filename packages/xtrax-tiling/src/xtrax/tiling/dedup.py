@@ -54,13 +54,13 @@ class DedupSpec:
         ValueError: `k` below 1 or not the number of `unique_indices`, entries that repeat or are negative, or an
             `index_map` that does not cover exactly `[0, k)`.
 
-    >>> DedupSpec("batch", [0, 2], [0, 0, 1, 0], k=2).to_dedup_gather().k_bucket
+    >>> DedupSpec("batch", np.array([0, 2]), np.array([0, 0, 1, 0]), k=2).to_dedup_gather().k_bucket
     2
     """
 
     axis_name: str
-    unique_indices: npt.NDArray[np.int32]
-    index_map: npt.NDArray[np.int32]
+    unique_indices: npt.NDArray[np.integer]
+    index_map: npt.NDArray[np.integer]
     k: int
     dedup_fn: DedupFn | None = None
     gather_fn: GatherFn | None = None

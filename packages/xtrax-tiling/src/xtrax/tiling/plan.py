@@ -47,7 +47,7 @@ class AxisSpec:
     tile_granularity: int = 1
     heterogeneous: bool = False
     dedup_eligible: bool = False
-    bucket_boundaries: tuple[int, ...] | None = None
+    bucket_boundaries: Sequence[int] | None = None
     role: AxisRole = AxisRole.KNOWN
 
     def __post_init__(self) -> None:

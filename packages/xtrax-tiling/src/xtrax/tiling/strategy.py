@@ -1,6 +1,7 @@
 """The ways in which one axis can be mapped: a closed union of frozen dataclasses."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
@@ -41,7 +42,7 @@ class WhileCondFn(Protocol):
 class DedupFn(Protocol):
     """Select the distinct elements: `(xs, unique_indices) -> xs` of `k_bucket` elements."""
 
-    def __call__(self, xs: Any, unique_indices: npt.NDArray[np.int32], /) -> Any:
+    def __call__(self, xs: Any, unique_indices: npt.NDArray[np.integer], /) -> Any:
         """Return the distinct elements."""
         ...
 
@@ -50,7 +51,7 @@ class DedupFn(Protocol):
 class GatherFn(Protocol):
     """Give every element the result of its representative: `(ys, index_map) -> ys` of `n` elements."""
 
-    def __call__(self, ys: Any, index_map: npt.NDArray[np.int32], /) -> Any:
+    def __call__(self, ys: Any, index_map: npt.NDArray[np.integer], /) -> Any:
         """Return the results of all elements."""
         ...
 
@@ -169,8 +170,8 @@ class DedupGather:
         ValueError: sizes that disagree or indices out of range.
     """
 
-    unique_indices: npt.NDArray[np.int32]
-    index_map: npt.NDArray[np.int32]
+    unique_indices: npt.NDArray[np.integer]
+    index_map: npt.NDArray[np.integer]
     k: int
     k_bucket: int
     dedup_fn: DedupFn | None = None
@@ -215,7 +216,7 @@ class Bucket:
     Bucket(boundaries=(16, 32))
     """
 
-    boundaries: tuple[int, ...]
+    boundaries: Sequence[int]
 
     def __post_init__(self) -> None:
         """Store the boundaries as a checked tuple."""

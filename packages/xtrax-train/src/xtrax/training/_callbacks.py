@@ -45,27 +45,35 @@ class Callback(Protocol):
 
     def on_train_start(self, state: ResumableState) -> Any:
         """Called once, before the first step."""
+        return None
 
     def on_train_end(self, state: ResumableState) -> Any:
         """Called once, after the last step; not after an error."""
+        return None
 
     def on_resume(self, state: ResumableState) -> Any:
         """Called after `on_train_start` if the run goes on from a checkpoint."""
+        return None
 
     def on_epoch_start(self, state: ResumableState, epoch: int) -> Any:
         """Called before the first step of an epoch, and again if it is resumed in its middle."""
+        return None
 
     def on_epoch_end(self, state: ResumableState, epoch: int) -> Any:
         """Called after an epoch and its evaluation."""
+        return None
 
     def on_step_start(self, state: ResumableState) -> Any:
         """Called before a step."""
+        return None
 
     def on_step_end(self, state: ResumableState, metrics: Mapping[str, Any]) -> Any:
         """Called after a step, with its `StepMetrics`."""
+        return None
 
     def on_eval_end(self, state: ResumableState, epoch: int, metrics: Mapping[str, float]) -> Any:
         """Called after the evaluation of an epoch."""
+        return None
 
 
 class CallMetrics:

@@ -54,13 +54,12 @@ class MetricsLog:
             raise ValueError(f"path must end in .zarr or .jsonl, got {str(path)!r}")
         self.every = check_int("every", every, at_least=1)
         self._file: _File | None = None
-        self._train: list[StepMetrics] = []
-        self._eval: list[Row] = []
+        self._rows: list[tuple[str, StepMetrics | Row]] = []
         self._flushed = 0.0
 
     def attach(self, fit: FitContext) -> None:
         """Opens the file, and cuts what a checkpoint does not know of."""
-        self._train, self._eval = [], []
+        self._rows = []
         self._flushed = time.monotonic()
         self._file = _ZarrFile(self.path) if self.path.suffix == ".zarr" else _JsonlFile(self.path)
         keep = {"train": ("step", fit.step), "eval": ("epoch", fit.epoch - 1)}
@@ -78,23 +77,21 @@ class MetricsLog:
         """Keeps the row of a step."""
         if metrics.step % self.every:
             return
-        self._train.append(metrics)
-        if len(self._train) >= _FLUSH_ROWS or time.monotonic() - self._flushed > _FLUSH_SECONDS:
+        self._rows.append(("train", metrics))
+        if len(self._rows) >= _FLUSH_ROWS or time.monotonic() - self._flushed > _FLUSH_SECONDS:
             self.flush()
 
     def on_eval_end(self, state: ResumableState, epoch: int, metrics: Mapping[str, float]) -> None:
         """Keeps the row of an evaluation."""
-        self._eval.append({"step": int(state.step), "epoch": epoch, **metrics})
+        self._rows.append(("eval", {"step": int(state.step), "epoch": epoch, **metrics}))
 
     def flush(self) -> None:
         """Writes the rows that are kept."""
         if self._file is None:
             return
-        train = [{"step": row.step, "epoch": row.epoch, **row} for row in self._train]
-        for kind, rows in (("train", train), ("eval", self._eval)):
-            if rows:
-                self._file.append(kind, rows)
-        self._train, self._eval = [], []
+        if self._rows:
+            self._file.append([(kind, _plain(row)) for kind, row in self._rows])
+        self._rows = []
         self._flushed = time.monotonic()
 
     def close(self) -> None:
@@ -111,7 +108,7 @@ class _File(Protocol):
     def has_past(self, keep: Keep) -> bool: ...
     def cut(self, keep: Keep) -> None: ...
     def last_step(self) -> int | None: ...
-    def append(self, kind: str, rows: list[Row]) -> None: ...
+    def append(self, rows: list[tuple[str, Row]]) -> None: ...
 
 
 class _ZarrFile:
@@ -146,7 +143,12 @@ class _ZarrFile:
         rows = self._rows("train")
         return int(np.asarray(self._columns["train"]["step"][rows - 1])) if rows else None
 
-    def append(self, kind: str, rows: list[Row]) -> None:
+    def append(self, rows: list[tuple[str, Row]]) -> None:
+        for kind in self._columns:
+            if of_kind := [row for name, row in rows if name == kind]:
+                self._append(kind, of_kind)
+
+    def _append(self, kind: str, rows: list[Row]) -> None:
         columns = self._columns[kind]
         before = self._rows(kind)
         for name in dict.fromkeys(name for row in rows for name in row):
@@ -194,9 +196,13 @@ class _JsonlFile:
     def last_step(self) -> int | None:
         return max((row["step"] for _, row in self._lines() if row["kind"] == "train"), default=None)
 
-    def append(self, kind: str, rows: list[Row]) -> None:
+    def append(self, rows: list[tuple[str, Row]]) -> None:
         with self._path.open("a", encoding="utf-8") as file:
-            file.writelines(_line(kind, row) for row in rows)
+            file.writelines(_line(kind, row) for kind, row in rows)
+
+
+def _plain(row: StepMetrics | Row) -> Row:
+    return {"step": row.step, "epoch": row.epoch, **row} if isinstance(row, StepMetrics) else row
 
 
 def _kept(row: Row, keep: Keep) -> bool:
