@@ -257,6 +257,16 @@ def test_a_sink_is_never_stacked():
     assert temporaries(AxisBoundary(sink=sink())) <= stacked / 8
 
 
+@pytest.mark.parametrize("strategy", [Vmap(), SafeMap(2), "dedup"])
+def test_numpy_arrays_are_elements_too(strategy):
+    recorder = Recorder(ordered=False)
+    xs = np.array([3.0, 1.0, 3.0])  # float64, which JAX narrows
+    strategy = dedup([3, 1, 3]) if strategy == "dedup" else strategy
+    ys = execute_map_axis(square, xs, strategy, AxisBoundary(tap=recorder))
+    assert ys.tolist() == [10.0, 2.0, 10.0]
+    assert sorted(recorder.seen) == [2.0, 10.0, 10.0]
+
+
 def test_unordered_effects_work_under_an_outer_vmap():
     recorder = Recorder(ordered=False)
     xs = jnp.arange(6).reshape(2, 3)

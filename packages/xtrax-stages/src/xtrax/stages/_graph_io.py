@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -47,17 +46,12 @@ def dump_graph(graph: StageGraph, path: str | os.PathLike[str]) -> None:
     }
     text = json.dumps(document, indent=2, ensure_ascii=False) + "\n"
     path = Path(path)
-    handle, temporary = tempfile.mkstemp(prefix=path.name, suffix=".partial", dir=path.parent)
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(temporary, 0o666 & ~umask)
+        temporary.write_text(text, encoding="utf-8")
         os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def load_graph(path: str | os.PathLike[str]) -> StageGraph:

@@ -84,6 +84,7 @@ def execute_map_axis(
     if not isinstance(strategy, (Vmap, SafeMap, DedupGather)):
         raise TypeError(f"strategy must be a Vmap, SafeMap or DedupGather of xtrax.tiling; found {strategy!r}")
     n = _axis_size(xs)
+    xs = jax.tree.map(jnp.asarray, xs)
     if isinstance(strategy, SafeMap) and n > strategy.batch_size and (has_effects(boundary) or _fires(fn, xs)):
         ys = _map_chunks(lambda chunk: emit_lanes(boundary, jax.vmap(fn)(chunk)), xs, n, strategy.batch_size)
     elif isinstance(strategy, DedupGather):
