@@ -75,8 +75,8 @@ def test_the_recipe_for_buckets_runs_as_printed():
 
 
 def test_what_is_no_strategy_is_refused():
-    wrong: Any
-    for wrong in (None, "vmap", Vmap, 3):
+    refused: list[Any] = [None, "vmap", Vmap, 3]
+    for wrong in refused:
         with pytest.raises(TypeError, match="strategy must be one of Vmap"):
             make_axis_dispatch(wrong)
     wrong_names: Any = "batch"
@@ -313,8 +313,8 @@ def test_bad_dedup_gathers_are_refused(arguments, error):
 
 def test_bad_strategies_are_refused():
     wrong: Any = 3
-    size: Any
-    for size, error in ((0, ValueError), (-1, ValueError), (True, TypeError), (1.0, TypeError)):
+    sizes: list[tuple[Any, type[Exception]]] = [(0, ValueError), (-1, ValueError), (True, TypeError), (1.0, TypeError)]
+    for size, error in sizes:
         with pytest.raises(error, match="batch_size must be"):
             SafeMap(size)
     for make in (lambda: Scan(wrong), lambda: WhileCarry(wrong), lambda: WhileCarry(None, wrong)):

@@ -200,13 +200,12 @@ def test_specs_of_another_type_are_refused(specs):
 
 def test_planner_arguments_of_another_type_are_refused():
     carry = CarrySpec("a", (), step)
-    wrong: Any
-    for wrong in (carry, "a", ["a"], [AxisSpec("a", 1, 1)]):
+    refused: list[Any] = [carry, "a", ["a"], [AxisSpec("a", 1, 1)]]
+    for wrong in refused:
         with pytest.raises(TypeError, match="carry_specs must"):
             BatchPlanner(carry_specs=wrong)
-    wrong = [carry]
     with pytest.raises(TypeError, match="dedup_specs must hold DedupSpec"):
-        BatchPlanner(dedup_specs=wrong)
+        BatchPlanner(dedup_specs=refused[3])
     with pytest.raises(TypeError, match="heterogeneous_axes must be a set of axis names"):
         BatchPlanner(heterogeneous_axes="batch")
     with pytest.raises(TypeError, match="decisions must hold"):
@@ -240,8 +239,8 @@ def test_planner_arguments_of_another_type_are_refused():
     ],
 )
 def test_bad_specs_are_refused(change, error, message):
+    arguments: dict[str, Any] = {"name": "a", "cardinality": 1, "default_batch_size": 1}
     with pytest.raises(error, match=message):
-        arguments: dict[str, Any] = {"name": "a", "cardinality": 1, "default_batch_size": 1}
         AxisSpec(**arguments | change)
 
 
@@ -306,8 +305,8 @@ def test_plans_compare_by_what_they_decide():
     ],
 )
 def test_bad_carry_specs_are_refused(change, error, message):
+    arguments: dict[str, Any] = {"axis_name": "a", "init": 0, "transition": step}
     with pytest.raises(error, match=message):
-        arguments: dict[str, Any] = {"axis_name": "a", "init": 0, "transition": step}
         CarrySpec(**arguments | change)
 
 
@@ -317,14 +316,14 @@ def test_carry_shapes():
     assert (zeros.shape, zeros.dtype) == ((2, 3), jnp.bfloat16)
     assert not zeros.any()
     assert hash(shape) == hash(CarryShape("h", (2, 3), "bfloat16"))
-    wrong: Any
-    for wrong, error in (
+    refused: list[tuple[Any, type[Exception]]] = [
         (("", (1,), "float32"), ValueError),
         (("h", 3, "float32"), TypeError),
         (("h", (-1,), "float32"), ValueError),
         (("h", (True,), "float32"), TypeError),
         (("h", (1,), None), TypeError),
         (("h", (1,), "no dtype"), TypeError),
-    ):
+    ]
+    for wrong, error in refused:
         with pytest.raises(error):
             CarryShape(*wrong)

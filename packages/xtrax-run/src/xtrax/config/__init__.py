@@ -10,10 +10,12 @@ from xtrax.config._dump import dump_toml
 from xtrax.config._overrides import apply_overrides
 from xtrax.config._require import require_field, require_sections
 from xtrax.config._schema import SchemaVersionStatus, check_schema_version, classify_schema_version
+from xtrax.config._version import __version__
 
 __all__ = [
     "SchemaVersionStatus",
     "TomlDocument",
+    "__version__",
     "apply_overrides",
     "check_schema_version",
     "classify_schema_version",

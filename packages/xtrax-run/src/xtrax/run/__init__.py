@@ -3,6 +3,7 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from xtrax.config import __version__
 from xtrax.run._json import write_json_atomic
 from xtrax.run._provenance import collect_provenance
 
@@ -36,6 +37,7 @@ __all__ = [
     "SinkSpec",
     "StagingSink",
     "ZarrStagingSink",
+    "__version__",
     "canonical_json_bytes",
     "collect_provenance",
     "derive_sink_spec",
