@@ -173,5 +173,6 @@ def test_the_folders_given_come_before_the_current_directory(tmp_path, monkeypat
     monkeypatch.chdir(tmp_path / "current")
     assert load_fn("which_folder:f", import_paths=[tmp_path / "config"])() == "config"
     assert load_fn("only_current:f", import_paths=[tmp_path / "config"])() == "current"
+    there = list(sys.path)
     assert load_fn("only_config:f")() == "config"  # what was put there stays
-    assert len(sys.path) == len(set(sys.path))
+    assert sys.path == there  # and is not put there twice
