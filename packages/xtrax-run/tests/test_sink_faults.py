@@ -147,12 +147,26 @@ def test_a_folder_that_vanishes_or_is_replaced(fmt, tmp_path):
         sink.drain()
     assert not folder.exists()
     assert len(sink) == 1
-    SINKS[fmt](folder).finalize()  # another run takes the place
+    other = SINKS[fmt](folder)  # another run takes the place
     with pytest.raises(SinkError, match="removed or replaced"):
         sink.drain()
-    assert read_back(fmt, folder) == {}
+    before = sorted(folder.rglob("*"))
     np.testing.assert_array_equal(sink.take(("a",))["s"], SMALL["s"])  # nothing was lost in memory
     sink.finalize()
+    assert sorted(folder.rglob("*")) == before  # the other's files are left alone
+    other.stage(("b",), **SMALL)
+    other.finalize()
+    assert same(read_back(fmt, folder), {"b": SMALL})
+
+
+def test_changing_the_working_directory_does_not_move_the_output(fmt, tmp_path, monkeypatch):
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with SINKS[fmt]("new/out") as sink:
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        sink.stage(("a",), **SMALL)
+    assert same(read_back(fmt, tmp_path / "new" / "out"), {"a": SMALL})
+    assert os.listdir(tmp_path / "elsewhere") == []
 
 
 def test_the_first_error_is_not_hidden_by_a_full_disk(tmp_path):

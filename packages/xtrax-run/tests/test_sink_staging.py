@@ -536,7 +536,7 @@ def test_new_run_ids_have_twelve_digits_and_differ():
     assert all(re.fullmatch("run-[0-9a-f]{12}", i) for i in ids)
 
 
-def test_make_sink_makes_a_sink_for_every_format(tmp_path):
+def test_seed_make_sink_has_a_writer_for_every_format(tmp_path):
     for name, cls in SINKS.items():
         if name != "h5" or h5py is not None:
             sink = make_sink(SinkSpec(tmp_path / name, format=name, flush_every=5, run_id="r"))
@@ -550,7 +550,8 @@ def test_make_sink_makes_a_sink_for_every_format(tmp_path):
 def test_without_h5py_the_format_h5_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "h5py", None)
     with pytest.raises(ImportError, match="extra h5"):
-        make_sink(SinkSpec(tmp_path, format="h5"))
+        make_sink(SinkSpec(tmp_path / "out", format="h5"))
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(

@@ -79,8 +79,12 @@ class FolderLock:
             raise FileNotFoundError(
                 "the sink was opened by another process (before a fork) or is closed; open a new one"
             )
-        if not _same_file(self._handle, self.path):
+        if not self.held():
             raise FileNotFoundError("the folder was removed or replaced while it was being written")
+
+    def held(self) -> bool:
+        """Whether this process holds the lock of what is at the folder's path now."""
+        return self._handle is not None and _same_file(self._handle, self.path)
 
     def release(self) -> None:
         """Give the lock up and leave no trace of it."""

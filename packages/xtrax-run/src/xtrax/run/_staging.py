@@ -14,6 +14,7 @@ import numpy as np
 
 from xtrax.run._checks import check_flush_every, check_output_dir, check_run_id, new_run_id
 from xtrax.run._errors import Key, SinkError, some
+from xtrax.run._fsync import fsync_directory
 from xtrax.run._lock import FolderLock
 from xtrax.run._names import check_name, key_path
 from xtrax.run._provenance import collect_provenance
@@ -54,8 +55,8 @@ class Writer(Protocol):
     def save(self, entries: Sequence[Entry], saved: list[Entry]) -> None:
         """Write entries; add each to `saved` once it is durable. `OSError` if the disk does not take them."""
 
-    def close(self) -> None:
-        """Remove what only a live writer needs."""
+    def close(self, *, tidy: bool) -> None:
+        """Let go of the output; if `tidy`, the folder is still ours: remove what only a live writer needs."""
 
 
 class BufferedSink:
@@ -85,7 +86,7 @@ class BufferedSink:
                 output that this version does not know.
             SinkError: If the folder cannot be written, or a live sink writes there.
         """
-        self.output_dir = check_output_dir(output_dir)
+        self.output_dir = check_output_dir(output_dir).absolute()  # a later chdir must not move the output
         self.flush_every = check_flush_every(flush_every)
         self._schema = check_schema(extension_schema)
         run_id = check_run_id(run_id)
@@ -94,9 +95,9 @@ class BufferedSink:
         self._stages = 0
         self._mutex = threading.RLock()  # host callbacks stage from the runtime's threads
         self._finalized = False
+        self._writer = self._writer_class(self.output_dir)
         try:
-            self.output_dir.mkdir(parents=True, exist_ok=True)
-            self._writer = self._writer_class(self.output_dir)
+            _make_folder(self.output_dir)
             self._lock = FolderLock(self.output_dir)
             try:
                 self.provenance: dict[str, Any] = self._open(run_id)
@@ -207,7 +208,8 @@ class BufferedSink:
 
     def keys(self) -> tuple[Key, ...]:
         """The buffered keys, in the order in which they were first staged."""
-        return tuple(entry.key for entry in self._buffer.values())
+        with self._mutex:
+            return tuple(entry.key for entry in self._buffer.values())
 
     def __len__(self) -> int:
         """How many keys are buffered."""
@@ -257,7 +259,7 @@ class BufferedSink:
     def _end(self) -> None:
         self._finalized = True
         try:
-            self._writer.close()
+            self._writer.close(tidy=self._lock.held())
         finally:
             self._lock.release()
 
@@ -283,3 +285,11 @@ class BufferedSink:
         """Tell of data that nobody saved."""
         if getattr(self, "_buffer", None) and not self._finalized:
             _warn(f"a sink on {self.output_dir} was dropped with unsaved keys: {some(self.keys())}", ResourceWarning)
+
+
+def _make_folder(folder: Path) -> None:
+    """Make a folder and its parents, durably."""
+    new = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in new:
+        fsync_directory(path.parent)

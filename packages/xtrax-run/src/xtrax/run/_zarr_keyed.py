@@ -153,11 +153,12 @@ class KeyedZarrWriter:
             os.fsync(file.fileno())
         os.replace(temporary, folder / "zarr.json")
 
-    def close(self) -> None:
+    def close(self, *, tidy: bool) -> None:
         """Leave a store that is nothing but Zarr."""
-        self._restore()
-        shutil.rmtree(self._new, ignore_errors=True)
-        (self._hidden / "zarr.json").unlink(missing_ok=True)
+        if tidy:
+            self._restore()
+            shutil.rmtree(self._new, ignore_errors=True)
+            (self._hidden / "zarr.json").unlink(missing_ok=True)
 
 
 def _read(path: Path) -> dict[str, Any] | None:

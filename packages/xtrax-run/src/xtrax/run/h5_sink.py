@@ -80,8 +80,9 @@ class _H5Writer:
             grows = {"maxshape": (None,) * array.ndim, "chunks": True} if array.ndim else {}
             group.create_dataset(name, data=array, **grows)
 
-    def close(self) -> None:
-        """Nothing is open between drains."""
+    def close(self, *, tidy: bool) -> None:
+        if tidy:
+            self._journal.with_suffix(".new").unlink(missing_ok=True)  # of a drain that failed
 
 
 class H5StagingSink(BufferedSink):

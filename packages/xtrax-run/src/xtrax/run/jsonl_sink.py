@@ -101,7 +101,7 @@ class _JsonlWriter:
         if failed:
             raise failed
 
-    def close(self) -> None:
+    def close(self, *, tidy: bool) -> None:
         if self._handle is not None:
             os.close(self._handle)
             self._handle = None
