@@ -29,7 +29,7 @@ matrices = st.sampled_from([(1, 1), (2, 3), (4, 2)]).flatmap(
 )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(weights=matrices, data=st.data())
 def test_make_mask_keeps_exactly_the_largest_magnitudes_and_ties_by_index(weights, data):
     budget = data.draw(st.integers(1, weights.size))
@@ -39,7 +39,7 @@ def test_make_mask_keeps_exactly_the_largest_magnitudes_and_ties_by_index(weight
     assert np.flatnonzero(mask).tolist() == largest_by_loop(weights, budget)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(weights=matrices, data=st.data())
 def test_apply_mask_holds_the_masked_weights_in_exactly_nse_budget_elements(weights, data):
     weights = np.where(np.isinf(weights), 3.0, weights).astype(np.float32)

@@ -327,6 +327,79 @@ def test_other_layers_are_left_alone(first):
     assert smaller.first.weight.shape == model.first.weight.shape
 
 
+def test_recurrent_cells_are_left_alone():
+    class Net(eqx.Module):
+        cell: eqx.nn.GRUCell
+        out: eqx.nn.Linear
+
+        def __call__(self, xs):
+            h, _ = jax.lax.scan(lambda h, x: (self.cell(x, h), None), jnp.zeros(self.cell.hidden_size), xs)
+            return self.out(h)
+
+    net = Net(eqx.nn.GRUCell(3, 8, key=keys[0]), eqx.nn.Linear(8, 2, key=keys[1]))
+    smaller, report = prune_structured(net, fraction=0.5, sample=jnp.ones((4, 3)))
+    assert report.groups == ()
+    assert smaller.out.weight.shape == (2, 8)
+
+
+def test_gated_units_are_tied():
+    class Gated(eqx.Module):
+        gate: eqx.nn.Linear
+        up: eqx.nn.Linear
+        down: eqx.nn.Linear
+
+        def __call__(self, x):
+            return self.down(jax.nn.silu(self.gate(x)) * self.up(x))
+
+    model = Gated(*(eqx.nn.Linear(i, o, key=k) for i, o, k in [(3, 8, keys[0]), (3, 8, keys[1]), (8, 3, keys[2])]))
+    x = jnp.array([1.0, -2.0, 3.0])
+    smaller, report = prune_structured(model, fraction=0.5, sample=x)
+    (group,) = report.groups
+    assert group.produced_by == (".gate.weight", ".up.weight")
+    expected = zero_reads(model, lambda m: m.down.weight, removed(group))
+    np.testing.assert_allclose(smaller(x), expected(x), rtol=1e-4, atol=1e-5)
+
+
+def test_an_ensemble_loses_the_same_units_in_every_member():
+    models = eqx.filter_vmap(lambda key: eqx.nn.MLP(3, 2, 8, 1, key=key))(jax.random.split(KEY, 4))
+    x = jnp.array([1.0, -2.0, 3.0])
+
+    def forward(models, x):
+        return eqx.filter_vmap(lambda m: m(x))(models)
+
+    smaller, report = prune_structured(models, keep=3, sample=x, forward=forward)
+    (group,) = report.groups
+    first = np.asarray(models.layers[0].weight)
+    assert list(group.kept) == kept_by_numpy(np.moveaxis(first, 1, 0), 3)
+    np.testing.assert_array_equal(smaller.layers[0].weight, first[:, list(group.kept)])
+    expected = eqx.tree_at(
+        lambda m: m.layers[1].weight, models, replace_fn=lambda w: w.at[:, :, np.array(removed(group))].set(0)
+    )
+    np.testing.assert_allclose(forward(smaller, x), forward(expected, x), rtol=1e-4, atol=1e-5)
+
+
+def test_the_size_of_a_head_stays_where_another_layer_is_tied_to_it():
+    class Net(eqx.Module):
+        attention: eqx.nn.MultiheadAttention
+        shift: eqx.nn.Linear
+
+        def __call__(self, x):
+            shift = jax.vmap(self.shift)(x)[:, None, :]
+            return self.attention(x, x, x, process_heads=lambda q, k, v: (q, k, v + shift))
+
+    net = Net(eqx.nn.MultiheadAttention(4, 12, key=keys[0]), eqx.nn.Linear(12, 3, key=keys[1]))
+    x = jax.random.normal(KEY, (5, 12))
+    smaller, report = prune_structured(net, fraction=0.5, sample=x)
+    (group,) = report.groups
+    assert group.kind == "heads"
+    assert {layer.path: layer.reason for layer in report.left_alone}[".shift.weight"].startswith(
+        "it is the size of a head"
+    )
+    assert (smaller.attention.num_heads, smaller.attention.vo_size) == (2, 3)
+    expected = zero_reads(net, lambda m: m.attention.output_proj.weight, removed(group), block=3)
+    np.testing.assert_allclose(smaller(x), expected(x), rtol=1e-4, atol=1e-5)
+
+
 def test_prelu_of_an_mlp_ties_its_layers_through_its_slopes():
     model = eqx.nn.MLP(4, 2, 8, 2, activation=eqx.nn.PReLU(0.3), key=KEY)
     smaller, report = prune_structured(model, fraction=0.5)

@@ -23,7 +23,7 @@ def _measure() -> Iterator[Line]:
             model,
             (
                 model.layers[at].weight.at[dead].set(0),
-                model.layers[at].bias.at[dead].set(0),
+                jax.numpy.asarray(model.layers[at].bias).at[dead].set(0),
                 model.layers[at + 1].weight.at[:, dead].set(0),
             ),
         )

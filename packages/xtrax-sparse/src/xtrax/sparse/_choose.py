@@ -23,8 +23,10 @@ Form = Literal["dense", "masked", "bcoo", "structured"]
 
 # A form must take at most this share of the dense model's time to be worth what it changes in the outputs.
 _WORTH_IT = 0.95
-# A form this many times slower than dense is out of the running, and is timed no more than three times.
+# A form whose first timed call takes this many times the dense model's is out of the race, and timed no more.
 _HOPELESS = 5
+# What is timed at once, far above the clock's resolution.
+_BATCH_SECONDS = 0.002
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,8 @@ def choose_representation(
         density: Share that stays, above 0 and below 1.
         forward: `forward(model, *sample_inputs)`, if the model is not called as `model(*sample_inputs)`; a batch needs
             `lambda model, x: jax.vmap(model)(x)`.
-        repeats: Timed calls of each form, taken in turn; at least 3. A form found to be hopeless gets no more than 3.
+        repeats: Timed calls of each form, taken in turn (for short calls, of batches of them); at least 3. A form
+            that takes more than 5 times the dense model's time at first is timed once.
 
     Returns:
         A `RepresentationReport`; its `model` is the model in the recommended form.
@@ -153,14 +156,14 @@ def choose_representation(
 
     runs = {form: make_sparse_forward_fn(lambda m, args: call(m, *args), tree) for form, tree in forms.items()}
     outputs = {form: jax.block_until_ready(run(arguments)) for form, run in runs.items()}
-    times: dict[Form, list[float]] = {form: [] for form in runs}
-    for repeat in range(repeats):
-        for form, run in runs.items():
-            if repeat >= 3 and statistics.median(times[form]) > _HOPELESS * statistics.median(times["dense"]):
-                continue
-            start = time.perf_counter()
-            jax.block_until_ready(run(arguments))
-            times[form].append(time.perf_counter() - start)
+    times = {form: [_time(run, arguments)] for form, run in runs.items()}
+    calls = max(1, round(_BATCH_SECONDS / times["dense"][0]))
+    racing = [form for form in runs if times[form][0] < _HOPELESS * times["dense"][0]]
+    times |= {form: [] for form in racing}
+    for _ in range(repeats):
+        for form in racing:
+            _time(runs[form], arguments)  # so that what ran before, another form, does not count
+            times[form].append(_time(runs[form], arguments, calls))
 
     seconds = {form: statistics.median(taken) for form, taken in times.items()}
     timings = tuple(
@@ -194,6 +197,16 @@ def _best(seconds: Mapping[Form, float]) -> Form:
 
 def _call(model: Any, *arguments: Any) -> Any:
     return model(*arguments)
+
+
+def _time(run: Callable[[Any], Any], arguments: Any, calls: int = 1) -> float:
+    """Seconds that a call takes, until its outputs are ready."""
+    outputs = None
+    start = time.perf_counter()
+    for _ in range(calls):
+        outputs = run(arguments)
+    jax.block_until_ready(outputs)
+    return (time.perf_counter() - start) / calls
 
 
 def _change(outputs: Any, dense: Any) -> float:

@@ -205,6 +205,9 @@ def _leaf_axes(traced: Any, leaves: Sequence[Owned]) -> list[list[Axis]]:
                 kind = type(leaf.owner).__name__
                 fix(axis, f"its size is that of axis {at} of {leaf.path} ({kind}), which pruning does not change")
     fix_all(flow(traced, inputs), "its size is that of an output of the model")
+    for leaf, value in zip(leaves, weights, strict=True):
+        if leaf.attention is not None and leaf.made is not None and leaf.attention.output_proj is not leaf.owner:
+            fix(atoms(value.axes[leaf.made])[1:], "it is the size of a head, which the layer records")
     return [value.axes for value in weights]
 
 
@@ -299,8 +302,8 @@ def _fault(smaller: Any, forward: Callable[..., Any], arguments: tuple[Any, ...]
     """Why the smaller model does not compute what the larger one did, or `None`."""
     try:
         after = _trace(smaller, forward, arguments)
-    except (TypeError, ValueError, IndexError) as error:
-        return f"the code does not run without its units: {str(error).splitlines()[0]}"
+    except (TypeError, ValueError, IndexError, AssertionError) as error:
+        return f"the code does not run without its units: {next(iter(str(error).splitlines()), type(error).__name__)}"
     if list(map(str, after.out_avals)) != list(map(str, before.out_avals)):
         return "the outputs have other shapes without its units"
     old, new = _signature(before), _signature(after)
