@@ -63,7 +63,7 @@ def figure(stats: PlanStats, panels: tuple[Panel, ...], title: str) -> Figure:
     drawing = _Drawing()
     drawing.y = _MARGIN + 20
     drawing.label(_MARGIN, shorten(title, 60), size=22, bold=True)
-    kind, verdict = verdict_of(stats)
+    kind, verdict = verdict_of(stats.memory)
     drawing.y += 28
     colour = kind if kind in ("fits", "over") else "muted"
     for line in _wrap(verdict, WIDTH - 2 * _MARGIN, 14):
@@ -197,7 +197,8 @@ def _memory(drawing: _Drawing, stats: PlanStats) -> None:
     limit = None if memory.budget is None else memory.budget / scale
     marks: list[tuple[float, float, str, Style]] = []
     x = 0.0
-    for colour, part in [("other", rest), *((kind, part) for _, kind, part, _ in parts)]:
+    shares = [("other", rest), *((kind, part) for _, kind, part, _ in parts)]
+    for colour, part in shares if rest >= 0 else [("other", memory.estimate)]:  # below zero, the shares overlap
         marks.append((x, x + max(part, 0) / scale, colour, "fill"))
         x += max(part, 0) / scale
     if limit is not None and memory.over:
@@ -206,7 +207,8 @@ def _memory(drawing: _Drawing, stats: PlanStats) -> None:
     _row(drawing, "the whole plan", f"{byte_text(memory.estimate)}, {budget}", marks)
     if limit is not None:
         drawing.items.append(Box(_MARGIN + limit * (WIDTH - 2 * _MARGIN) - 1.5, drawing.y - 24, 3, 26, "ink"))
-    _row(drawing, "not moved by any batch size", byte_text(max(rest, 0)), [(0, max(rest, 0) / scale, "other", "fill")])
+    if rest >= 0:
+        _row(drawing, "not moved by any batch size", byte_text(rest), [(0, rest / scale, "other", "fill")])
     for name, kind, part, size in parts:
         _row(
             drawing,

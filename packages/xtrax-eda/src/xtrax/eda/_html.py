@@ -70,7 +70,7 @@ def _data(stats: PlanStats) -> str:
         batches = None
         if bucket is not None and bucket.occupancy is not None and axis.batch_size:
             uses = zip(bucket.boundaries, bucket.occupancy, strict=True)
-            batches = [[boundary, ceil_div(count, axis.batch_size)] for boundary, count in uses if count]
+            batches = [[boundary, ceil_div(count, axis.batch_size), count] for boundary, count in uses if count]
         axes.append(
             {
                 "index": i,
@@ -97,13 +97,13 @@ def _data(stats: PlanStats) -> str:
 
 
 def _header(stats: PlanStats, title: str) -> str:
-    warnings = "".join(f"<li>{text(warning)}</li>" for warning in stats.memory_warnings)
+    kind, verdict = verdict_of(stats.memory)
+    warnings = "".join(f"<li>{text(warning)}</li>" for warning in stats.memory_warnings if warning != verdict)
     listed = f'<ul class="warnings">{warnings}</ul>' if warnings else ""
     figures = "".join(
         f'<div><dt>{label}</dt><dd class="{"over" if over else ""}">{text(value)}<small>{text(note)}</small></dd></div>'
         for label, value, note, over in _figures(stats)
     )
-    kind, verdict = verdict_of(stats)
     return (
         f"<header>\n<h1>{text(title)}</h1>\n"
         f'<p class="verdict {kind}">{text(verdict)}</p>{listed}\n<dl class="figures">{figures}</dl>\n</header>'

@@ -2,7 +2,7 @@
 // The page reads without this script; it adds the step-through, the sliders and the trial of other boundaries.
 const plan = JSON.parse(document.getElementById("plan").textContent);
 const $ = (selector, root = document) => root.querySelector(selector);
-const count = (n) => (n < 1e15 ? n.toLocaleString("en-US") : n.toExponential(2).replace("e+", "e+"));
+const count = (n) => (n < 1e15 ? n.toLocaleString("en-US") : n.toExponential(2));
 const percent = (f) => (f > 0 && f < 0.001 ? "<0.1 %" : `${+(100 * f).toFixed(1)} %`);
 const ceilDiv = (a, b) => Math.ceil(a / b);
 
@@ -42,6 +42,24 @@ function stepThrough() {
   range.max = number.max = total;
   let timer = null;
 
+  // The place of a turn in the strip, from and to in fractions of it.
+  function place(axis, turn) {
+    if (!axis.batches) {
+      const gap = axis.turns > 1 && axis.turns <= 48 ? 0.2 : 0; // as the strip is drawn
+      return [turn / axis.turns, (turn + 1 - gap) / axis.turns];
+    }
+    let left = turn, before = 0;
+    for (const [, batches, elements] of axis.batches) {
+      if (left < batches) {
+        const start = before + left * axis.batch_size;
+        return [start / axis.cardinality, Math.min(start + axis.batch_size, before + elements) / axis.cardinality];
+      }
+      left -= batches;
+      before += elements;
+    }
+    return [0, 1];
+  }
+
   function where(axis, turn) {
     if (axis.cardinality === 0) return "no elements";
     if (axis.batches) {
@@ -66,8 +84,9 @@ function stepThrough() {
       const turn = rest % axis.turns;
       rest = Math.floor(rest / axis.turns);
       const at = $(":scope > .strip .at", axis.node);
-      at.style.left = `${(100 * turn) / axis.turns}%`;
-      at.style.width = `${100 / axis.turns}%`;
+      const [from, to] = place(axis, turn);
+      at.style.left = `${100 * from}%`;
+      at.style.width = `${100 * (to - from)}%`;
       $(":scope > .now", axis.node).textContent = `now: ${where(axis, turn)}`;
     }
     $("#nest").classList.add("running");
@@ -96,7 +115,8 @@ function stepThrough() {
       set(next);
     }, Math.min(Math.max(12000 / total, 60), 700));
   });
-  set(1);
+  out.textContent = `${count(total)} steps, one after another. Move the slider to see which elements each one computes.`;
+  $(".back", box).disabled = true;
 }
 
 // Memory for other batch sizes: the estimate moves along the slope of each axis.
@@ -110,6 +130,8 @@ function whatIf() {
   if (!movable.length) return;
   box.hidden = false;
   const size = Object.fromEntries(axes.map((axis) => [axis.name, axis.batch_size]));
+  // Where the sizes of nested axes multiply, their shares sum to more than there is.
+  const overlapping = axes.reduce((sum, axis) => sum + axis.slope * axis.batch_size, 0) > memory.estimate;
   const total = () => axes.reduce((sum, axis) => sum + axis.slope * (size[axis.name] - axis.batch_size), memory.estimate);
   const steps = (axis) => (axis.cardinality === 0 ? 0 : ceilDiv(axis.cardinality, Math.max(size[axis.name], 1)));
 
@@ -133,10 +155,10 @@ function whatIf() {
       x += Math.max(amount, 0);
     };
     const parts = axes.reduce((sum, axis) => sum + axis.slope * size[axis.name], 0);
-    place($(".rest", bar), now - parts);
+    place($(".rest", bar), overlapping ? now : now - parts);
     for (const axis of axes) {
       const part = axis.slope * size[axis.name];
-      place($(`[data-axis="${axis.index}"]`, bar), part);
+      place($(`[data-axis="${axis.index}"]`, bar), overlapping ? 0 : part);
       const own = $(".bar i", axis.row);
       own.style.width = `${Math.min((100 * part) / scale, 100)}%`;
       $(".bytes", axis.row).textContent = bytes(part);

@@ -1,12 +1,15 @@
 """The panel about memory: the plan against its budget, and sliders for other batch sizes."""
 
-from xtrax.eda._markup import section, text
+from xtrax.eda._markup import part, section, text
 from xtrax.eda._summary import verdict_of
 from xtrax.eda._words import byte_text, count_text, plural
 from xtrax.eda.types import AxisStats, MemoryStats, PlanStats
 
+_FIXED = "not moved by any batch size"
+
 
 def memory_panel(stats: PlanStats) -> str:
+    """The plan against its budget, and each axis."""
     memory = stats.memory
     if memory is None:
         advice = (
@@ -14,27 +17,25 @@ def memory_panel(stats: PlanStats) -> str:
             "<code>BatchPlanner(budget=MemoryBudget.for_function(fn, *abstract_args))</code>.</p>"
         )
         return section("memory", "Memory", advice)
-    parts = {axis.name: memory.slope_by_axis.get(axis.name, 0.0) * axis.batch_size for axis in stats.axes}
+    moved = [(i, axis, memory.slope_by_axis.get(axis.name)) for i, axis in enumerate(stats.axes)]
+    parts = {axis.name: slope * axis.batch_size for _, axis, slope in moved if slope is not None}
     rest = memory.estimate - sum(parts.values())
     scale = max(memory.estimate, memory.budget or 0) or 1
-    x, marks = 0.0, []
-    for cls, data, part in [
-        ("rest other", "", rest),
-        *((axis.kind, f' data-axis="{i}"', parts[axis.name]) for i, axis in enumerate(stats.axes)),
-    ]:
-        part = max(part, 0.0)
-        if data == "" or memory.slope_by_axis.get(stats.axes[int(data.split('"')[1])].name) is not None:
-            marks.append(
-                f'<i class="fill {cls}"{data} style="left:{100 * x / scale:.3f}%;width:{100 * part / scale:.3f}%"></i>'
-            )
-        x += part
-    kind, verdict = verdict_of(stats)
+    overlapping = rest < 0  # the chunks of nested axes multiply, so the shares of the axes sum to more than there is
+    x = (memory.estimate if overlapping else rest) / scale
+    marks = [part("fill rest other", 0, x)]
+    for i, axis, slope in moved:
+        if slope is not None:
+            end = x if overlapping else x + max(parts[axis.name], 0) / scale
+            marks.append(part(f"fill {axis.kind}", x, end, f' data-axis="{i}"'))
+            x = end
+    kind, verdict = verdict_of(memory)
     return section(
         "memory",
         "Memory",
         f'<output id="memory-verdict" class="total {kind}" aria-live="polite">{text(verdict)}</output>'
         f'<div class="bar" id="memory-total" role="img" aria-label="{text(verdict)}">{"".join(marks)}'
-        f"{_limits(memory, scale)}</div>{_memory_key(stats, memory)}"
+        f"{_limits(memory, scale)}</div>{_memory_key(stats, memory, overlapping)}"
         f'<ul class="rows">{_memory_rows(stats, memory, parts, rest, scale)}</ul>{_WHAT_IF}',
     )
 
@@ -51,22 +52,19 @@ rest stays. The plan's own sizes were estimated as they are.</p>
 def _limits(memory: MemoryStats, scale: float) -> str:
     if memory.budget is None:
         return '<i class="toomuch" hidden></i>'
-    limit = 100 * memory.budget / scale
-    excess = (
-        f'<i class="toomuch" style="left:{limit:.3f}%;width:{100 * memory.over / scale:.3f}%"></i>'
-        if memory.over
-        else '<i class="toomuch" hidden></i>'
-    )
-    return f'{excess}<i class="limit" style="left:{limit:.3f}%"></i>'
+    limit = memory.budget / scale
+    excess = part("toomuch", limit, memory.estimate / scale) if memory.over else '<i class="toomuch" hidden></i>'
+    return f'{excess}<i class="limit" style="left:{100 * limit:.3f}%"></i>'
 
 
-def _memory_key(stats: PlanStats, memory: MemoryStats) -> str:
-    items = ['<li><i class="fill other"></i>not moved by any batch size</li>']
-    items += [
-        f'<li><i class="fill {axis.kind}"></i><bdi>{text(axis.name)}</bdi></li>'
-        for axis in stats.axes
-        if axis.name in memory.slope_by_axis
-    ]
+def _memory_key(stats: PlanStats, memory: MemoryStats, overlapping: bool) -> str:
+    items = [f'<li><i class="fill other"></i>{"the whole plan" if overlapping else _FIXED}</li>']
+    if not overlapping:
+        items += [
+            f'<li><i class="fill {axis.kind}"></i><bdi>{text(axis.name)}</bdi></li>'
+            for axis in stats.axes
+            if axis.name in memory.slope_by_axis
+        ]
     if memory.budget is not None:
         items.append('<li><i class="limit"></i>budget</li>')
     if memory.over:
@@ -75,21 +73,18 @@ def _memory_key(stats: PlanStats, memory: MemoryStats) -> str:
 
 
 def _memory_rows(stats: PlanStats, memory: MemoryStats, parts: dict[str, float], rest: float, scale: float) -> str:
-    fixed = memory.fixed_bytes
-    note = f", {byte_text(fixed)} of it arguments, outputs and the like" if fixed is not None and fixed < rest else ""
-    rows = [
-        f'<li class="other"><div class="row-head"><span>Not moved by any batch size</span>'
-        f"<span>{text(byte_text(max(rest, 0)))}{text(note)}</span></div></li>"
-    ]
+    fixed = (
+        f"<span>{_FIXED.capitalize()}</span><span><strong>{byte_text(rest)}</strong></span>"
+        if rest >= 0
+        else "<span>The sizes of nested axes multiply, so that the shares of the axes overlap: "
+        "each is what its axis moves with the others as planned.</span>"
+    )
+    rows = [f'<li class="other"><div class="row-head">{fixed}</div></li>']
     for i, axis in enumerate(stats.axes):
-        name = text(axis.name)
         slope = memory.slope_by_axis.get(axis.name)
         if slope is None:
-            rows.append(
-                f'<li><div class="row-head"><span class="name"><bdi>{name}</bdi></span>'
-                '<span class="muted">its share is not known</span></div></li>'
-            )
             continue
+        name = text(axis.name)
         turns = f"{count_text(axis.batch_size)} at once"
         if axis.steps is not None:
             turns += f", {plural(axis.steps, 'step')}"
@@ -100,6 +95,13 @@ def _memory_rows(stats: PlanStats, memory: MemoryStats, parts: dict[str, float],
             f'</span></div><div class="bar" aria-hidden="true"><i class="fill" style="left:0;width:{width:.3f}%"></i>'
             f'</div><p class="muted small">{byte_text(slope)} for each element at once</p>{_slider(i, axis)}</li>'
         )
+    unknown = [
+        f'<span class="name"><bdi>{text(axis.name)}</bdi></span>'
+        for axis in stats.axes
+        if axis.name not in memory.slope_by_axis
+    ]
+    if unknown:
+        rows.append(f'<li class="muted">No share of its own is known for {", ".join(unknown)}.</li>')
     return "".join(rows)
 
 

@@ -14,7 +14,8 @@ _LABELS = {
     "other": "other",
 }
 _KEY = (
-    '<ul class="key"><li><i class="fill"></i>computed</li><li><i class="hatch"></i>padding, or computed twice</li>'
+    '<ul class="key other"><li><i class="fill"></i>computed</li>'
+    '<li><i class="hatch"></i>padding, or computed twice</li>'
     '<li><i class="ghost"></i>not computed, or not known beforehand</li></ul>'
 )
 _STEPPER = """<fieldset class="stepper" id="stepper" hidden>
@@ -29,6 +30,7 @@ _STEPPER = """<fieldset class="stepper" id="stepper" hidden>
 
 
 def nest_panel(stats: PlanStats) -> str:
+    """The axes inside one another, with a control to step through the run."""
     at_once = plural(stats.elements_at_once, "element")
     inner = f'<p class="body">your function, on at most {text(at_once)} at once</p>'
     for i, axis in reversed(list(enumerate(stats.axes))):
@@ -56,6 +58,7 @@ def nest_panel(stats: PlanStats) -> str:
 
 
 def axes_panel(stats: PlanStats) -> str:
+    """Every axis in a row."""
     if not stats.axes:
         return section("axes", "All axes", "<p>This plan has no axes: the function is called as it is.</p>")
     with_memory = any(axis.memory_estimate_bytes is not None for axis in stats.axes)

@@ -90,7 +90,7 @@ def read_memory(plan: object, names: Iterable[str]) -> MemoryStats | None:
     return MemoryStats(
         estimate=round(number("plan.memory.estimate", require("plan.memory", memory, "estimate"))),
         budget=None if budget is None else integer("plan.memory.budget", budget, 1),
-        fixed_bytes=None if fixed is None else round(number("plan.memory.fixed_bytes", fixed)),
+        fixed_bytes=None if fixed is None else round(number("plan.memory.fixed_bytes", fixed, negative=True)),
         slope_by_axis={name: float(slope) for name, slope in slopes.items()},
         compiles=None if compiles is None else integer("plan.memory.compiles", compiles, 0),
     )
@@ -129,11 +129,11 @@ def integer(where: str, value: object, minimum: int) -> int:
     return int(value)
 
 
-def number(where: str, value: object) -> float:
-    """`value` as a finite number that is not negative; ints stay exact."""
+def number(where: str, value: object, *, negative: bool = False) -> float:
+    """`value` as a finite number, by default not a negative one; ints stay exact."""
     if not is_finite_number(value):
         raise TypeError(f"{where} must be a finite number of bytes, but is {_kind(value)}.")
-    if value < 0:  # ty: ignore[unsupported-operator]
+    if not negative and value < 0:  # ty: ignore[unsupported-operator]
         raise ValueError(f"{where} must be at least 0 bytes, but is {value}.")
     return value if isinstance(value, int) else float(value)  # ty: ignore[invalid-argument-type]
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from xtrax.eda._bucket import bucket_stats
 from xtrax.eda._dedup import dedup_stats
 from xtrax.eda._read import Decision, read_memory, read_plan, strategy_name
+from xtrax.eda._summary import verdict_of
 from xtrax.eda._words import byte_text, ceil_div, count_text, percent_text, plural
 from xtrax.eda.types import AxisStats, BucketStats, DedupStats, Kind, MemoryStats, PlanLike, PlanStats
 
@@ -178,10 +179,7 @@ def _memory_warnings(axes: tuple[AxisStats, ...], memory: MemoryStats | None) ->
     budget = byte_text(memory.budget)
     warnings = []
     if memory.over:
-        warnings.append(
-            f"The plan needs {byte_text(memory.estimate)}, which is {byte_text(memory.over)} over the budget of "
-            f"{budget}. Lower a batch size, or raise the budget."
-        )
+        warnings.append(verdict_of(memory)[1])
     elif memory.estimate > _TIGHT * memory.budget:
         warnings.append(
             f"The plan needs {byte_text(memory.estimate)} of {budget}: {byte_text(memory.budget - memory.estimate)} "

@@ -54,7 +54,7 @@ def caption(axis: AxisStats, stats: PlanStats) -> str:
         lengths = ", ".join(count_text(size) for size in bucket.boundaries[:6])
         more = ", …" if len(bucket.boundaries) > 6 else ""
         waste = "" if bucket.waste is None else f", {percent_text(bucket.waste)} padding"
-        return f"padded to {lengths}{more}{waste}"
+        return f"to lengths {lengths}{more}{waste}"
     if axis.cardinality == 0:
         return "no elements"
     if axis.kind == "vectorized":

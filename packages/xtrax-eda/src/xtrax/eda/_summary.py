@@ -1,14 +1,13 @@
 """What a page and a figure both say about a plan."""
 
 from xtrax.eda._words import byte_text, percent_text
-from xtrax.eda.types import DedupStats, PlanStats
+from xtrax.eda.types import DedupStats, MemoryStats
 
 _MOST_ROWS = 16  # of the duplicate histogram; beyond, multiplicities are grouped
 
 
-def verdict_of(stats: PlanStats) -> tuple[str, str]:
+def verdict_of(memory: MemoryStats | None) -> tuple[str, str]:
     """A class, and whether the plan fits in a sentence."""
-    memory = stats.memory
     if memory is None:
         return "unknown", "Planned without a memory budget: whether it fits is not known."
     if memory.budget is None:
@@ -17,7 +16,7 @@ def verdict_of(stats: PlanStats) -> tuple[str, str]:
         return (
             "over",
             f"Does not fit: {byte_text(memory.estimate)} needed, {byte_text(memory.over)} over the budget of "
-            f"{byte_text(memory.budget)}.",
+            f"{byte_text(memory.budget)}. Lower a batch size, or raise the budget.",
         )
     share = percent_text(memory.estimate / memory.budget)
     return "fits", f"Fits: {byte_text(memory.estimate)} of {byte_text(memory.budget)}, {share} of the budget."

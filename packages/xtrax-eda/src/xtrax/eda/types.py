@@ -178,7 +178,8 @@ class MemoryStats:
     Args:
         estimate: what the plan needs, at its batch sizes.
         budget: what it may need; None if there was no limit.
-        fixed_bytes: what does not move with any batch size; None if unknown.
+        fixed_bytes: what does not move with any batch size; below zero where the sizes of nested axes multiply, so that
+            their shares overlap; None if unknown.
         slope_by_axis: bytes for each element more at once, by axis; empty if unknown.
         compiles: how many programs were compiled to find out; None if unknown.
     """
