@@ -6,7 +6,7 @@ Importing this package imports neither tyro nor jax; names that need them are re
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from xtrax.cli._errors import CLIError, CLIImportError
+from xtrax.cli._errors import CLIError, CLIImportError, ShapeParseError
 from xtrax.cli._main import main
 from xtrax.cli._version import __version__
 
@@ -27,6 +27,7 @@ __all__ = [
     "CLIError",
     "CLIImportError",
     "LoadedRun",
+    "ShapeParseError",
     "__version__",
     "load_fn",
     "load_run",

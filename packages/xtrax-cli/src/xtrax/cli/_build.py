@@ -29,6 +29,43 @@ class Built:
     metrics: Mapping[str, Callable[[Any, Any], Any]]
 
 
+@dataclass(frozen=True)
+class Named:
+    """What a configuration names, imported, its arguments checked and bound, and nothing called yet."""
+
+    make_model: Callable[[], Any]
+    make_optimizer: Callable[[], Any]
+    loss: Callable[[Any, Any], Any]
+    make_data: Callable[[], Any]
+    metrics: Mapping[str, Callable[[Any, Any], Any]]
+
+
+def resolve(config: TrainConfig, document: TomlDocument, import_paths: Iterable[str]) -> Named:
+    """Import what a configuration names, and check that it takes the arguments.
+
+    Args:
+        config: The configuration.
+        document: Where it came from, for the lines of faults.
+        import_paths: Folders to import from, first first.
+
+    Raises:
+        ConfigError: If something cannot be imported or takes other arguments, all such faults at once.
+    """
+    add_import_paths(import_paths)
+    faults = _Faults(document)
+    data_seed = config.seed if config.data.seed is None else config.data.seed
+    fixed = {"batch_size": config.data.batch_size, "seed": data_seed}
+    named = Named(
+        make_model=faults.load("model", "path", config.model.path, config.model.kwargs, random=config.seed),
+        make_optimizer=faults.load("optimizer", "path", config.optimizer.path, config.optimizer.kwargs),
+        loss=faults.load("loss", "path", config.loss.path, config.loss.kwargs, positional=2),
+        make_data=faults.load("data", "factory", config.data.factory, config.data.kwargs, fixed=fixed),
+        metrics={name: faults.load("metrics", name, path, {}, positional=2) for name, path in config.metrics.items()},
+    )
+    faults.raise_if_any()
+    return named
+
+
 def build(config: TrainConfig, document: TomlDocument, import_paths: Iterable[str]) -> Built:
     """Import, check and call what a configuration names.
 
@@ -38,39 +75,29 @@ def build(config: TrainConfig, document: TomlDocument, import_paths: Iterable[st
         import_paths: Folders to import from, first first.
 
     Raises:
-        ConfigError: If something cannot be imported or takes other arguments, all such faults at once; or if a call
-            raised an error or gave the wrong kind of thing.
+        ConfigError: As `resolve`; or if a call raised an error or gave the wrong kind of thing.
     """
-    add_import_paths(import_paths)
+    named = resolve(config, document, import_paths)
     faults = _Faults(document)
-    seed = config.seed
-    data_seed = seed if config.data.seed is None else config.data.seed
-    fixed = {"batch_size": config.data.batch_size, "seed": data_seed}
-    make_model = faults.load("model", "path", config.model.path, config.model.kwargs, random=seed)
-    make_optimizer = faults.load("optimizer", "path", config.optimizer.path, config.optimizer.kwargs)
-    loss = faults.load("loss", "path", config.loss.path, config.loss.kwargs, positional=2)
-    make_data = faults.load("data", "factory", config.data.factory, config.data.kwargs, fixed=fixed)
-    metrics = {name: faults.load("metrics", name, path, {}, positional=2) for name, path in config.metrics.items()}
-    faults.raise_if_any()
-
-    data = faults.call("data", config.data.factory, make_data)
+    data = faults.call("data", config.data.factory, named.make_data)
     if not callable(getattr(data, "train_iter", None)):
         what = f"returned {_kind(data)}, which has no train_iter(); return a DataModule, such as an ArrayDataModule"
         faults.refuse(("data",), f"{config.data.factory} {what}")
-    optimizer = faults.call("optimizer", config.optimizer.path, make_optimizer)
+    optimizer = faults.call("optimizer", config.optimizer.path, named.make_optimizer)
     if not (callable(getattr(optimizer, "init", None)) and callable(getattr(optimizer, "update", None))):
         what = f"returned {_kind(optimizer)}, which is no optax optimizer; name a function such as optax:adam"
         faults.refuse(("optimizer",), f"{config.optimizer.path} {what}")
-    model, model_state = faults.call("model", config.model.path, make_model), None
+    model, model_state = faults.call("model", config.model.path, named.make_model), None
     if isinstance(model, tuple) and len(model) == 2 and isinstance(model[1], eqx.nn.State):
         model, model_state = model
     if not callable(model):
         faults.refuse(
             ("model",), f"{config.model.path} returned {_kind(model)}, which cannot be called as model(inputs)"
         )
-    trainer = Trainer(loss, optimizer, vmap=config.model.vmap)
+    trainer = Trainer(named.loss, optimizer, vmap=config.model.vmap)
+    seed = config.seed
     state = faults.call("model", config.model.path, lambda: init_state(model, optimizer, seed, model_state=model_state))
-    return Built(state, trainer, data, metrics)
+    return Built(state, trainer, data, named.metrics)
 
 
 class _Faults:

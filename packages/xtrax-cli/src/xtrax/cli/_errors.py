@@ -26,10 +26,18 @@ class UsageError(CLIError):
     """A command line that cannot be parsed."""
 
 
+class ShapeParseError(CLIError, ValueError):
+    """Shapes that do not follow the grammar; the message shows the fault by a caret, and the grammar."""
+
+
 class RunError(CLIError):
     """A run that failed after its first step; exit code 1."""
 
     exit_code = 1
+
+
+class OutputClosed(BrokenPipeError):
+    """Standard output was closed by the program that read it, such as `head`."""
 
 
 def tell(error: BaseException) -> str:

@@ -86,10 +86,8 @@ class RunFolder:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the system drops it when the process ends
         except OSError:
             os.close(self._lock)
-            raise CLIError(
-                f"run {path.name} is in use by process {manifest.get('pid')} on {manifest.get('host')}; "
-                "wait for it, or stop it"
-            ) from None
+            by = f"process {manifest['pid']} on {manifest.get('host')}" if "pid" in manifest else "another process"
+            raise CLIError(f"run {path.name} is in use by {by}; wait for it, or stop it") from None
 
     @classmethod
     def create(
@@ -110,10 +108,23 @@ class RunFolder:
             if path is not None:
                 shutil.rmtree(path, ignore_errors=True)
             _remove_empty(parents)
-            where = error.filename or path or runs
-            raise CLIError(
-                f"cannot make a run folder: {where}: {error.strerror}; make room there or name another by --runs-dir"
-            ) from error
+            raise _not_made(error, path or runs) from error
+        return folder
+
+    @classmethod
+    def create_named(cls, path: Path, config_text: bytes, about: Mapping[str, Any]) -> Self:
+        """Make the folder of this very name, with the configuration and a manifest in it.
+
+        Raises:
+            CLIError: If it cannot be made or written, or another process is making it.
+        """
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            folder = cls(path, {"schema_version": MANIFEST_VERSION, "run_id": path.name, **about})
+            (path / "config.toml").write_bytes(config_text)
+            folder.update(**_status("running"))
+        except OSError as error:
+            raise _not_made(error, path) from error
         return folder
 
     @classmethod
@@ -177,6 +188,13 @@ def _status(status: str) -> dict[str, Any]:
         "pid": os.getpid(),
         "host": socket.gethostname(),
     }
+
+
+def _not_made(error: OSError, path: Path) -> CLIError:
+    where = error.filename or path
+    return CLIError(
+        f"cannot make a run folder: {where}: {error.strerror}; make room there or name another by --runs-dir"
+    )
 
 
 def _now() -> str:

@@ -59,6 +59,8 @@ def load_run(run_id_or_path: str | os.PathLike[str], *, runs_dir: str | os.PathL
         raise CLIError(f"{path} is not the folder of a run: it has no manifest.json")
     folder = path if given_a_path else find_run(runs_dir, str(run_id_or_path))
     manifest = read_manifest(folder)
+    if manifest.get("kind") == "sweep":
+        raise CLIError(f"{folder.name} is a sweep; load one of its points, a folder in {folder / 'points'}")
     if not has_checkpoint(folder):
         raise CLIError(f"run {folder.name} has no checkpoint yet")
     config, document = load_train_config(folder / "config.toml")

@@ -1,13 +1,13 @@
 """The entry point: parse, dispatch, and turn errors into a line and an exit code."""
 
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from xtrax.cli._defaults import INTERRUPTED, OUTPUT_CLOSED
 from xtrax.cli._errors import CLIError, UsageError
 from xtrax.cli._version import __version__
-
-_INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
 
 def main(
@@ -24,7 +24,8 @@ def main(
         prog: The program's name, for help and errors.
 
     Returns:
-        The exit code: 0; 1 for a run that failed; 2 for a fault of usage or configuration; 130 if interrupted.
+        The exit code: 0; 1 for a run that failed; 2 for a fault of usage or configuration; 130 if interrupted; 141 if
+        the program that read the output has ended.
 
     Examples:
         >>> main(["--version"]).__int__()  # doctest: +ELLIPSIS
@@ -35,7 +36,13 @@ def main(
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
     try:
-        return _dispatch(arguments, registry, prog)
+        code = _dispatch(arguments, registry, prog)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        # What is still buffered would raise again when Python ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return OUTPUT_CLOSED
     except CLIError as error:
         if debug:
             import traceback  # here, for a quick start
@@ -47,7 +54,7 @@ def main(
         if debug:
             raise
         print(f"{prog}: interrupted before anything was saved", file=sys.stderr)  # noqa: T201
-        return _INTERRUPTED
+        return INTERRUPTED
 
 
 def _dispatch(arguments: list[str], registry: Mapping[str, tuple[type, Callable[[Any], int]]] | None, prog: str) -> int:
@@ -60,8 +67,8 @@ def _dispatch(arguments: list[str], registry: Mapping[str, tuple[type, Callable[
     verbs = REGISTRY if registry is None else registry
     if not arguments:
         raise UsageError(f"name a verb: {', '.join(verbs)}; {prog} --help tells what they do")
-    args = parse(arguments, verbs, prog)
-    if args is None:
+    parsed = parse(arguments, verbs, prog)
+    if parsed is None:
         return 0
-    run_fn = next(run_fn for args_class, run_fn in verbs.values() if type(args) is args_class)
-    return run_fn(args)
+    verb, args = parsed
+    return verbs[verb][1](args)

@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from xtrax.cli._defaults import RUNS_DIR
+from xtrax.cli._errors import OutputClosed
 from xtrax.training import FitContext, ResumableState
 
 logger = logging.getLogger("xtrax.cli")
@@ -23,6 +24,14 @@ _CONTENTS = {
     "metrics.zarr": "the loss and metrics of every step and evaluation",
     LOG_NAME: "epochs, warnings and errors",
 }
+
+
+class Terminal(Console):
+    """A console that raises `OutputClosed` when nobody reads it any more, where rich would exit."""
+
+    def on_broken_pipe(self) -> None:
+        """Tell the caller."""
+        raise OutputClosed
 
 
 class Journal:
@@ -93,6 +102,11 @@ def logged(folder: Path) -> Generator[None]:
 def say(console: Console, text: str, style: str | None = None) -> None:
     """Print a line as it is: no markup, no colours for numbers, not wrapped."""
     console.print(text, style=style, markup=False, highlight=False, soft_wrap=True, emoji=False)
+
+
+def table_console(console: Console) -> Console:
+    """A console for a table: as wide as it likes where the output is not a terminal, so that a row is a line."""
+    return console if console.is_terminal else Terminal(file=console.file, width=10_000)
 
 
 def resume_command(folder: Path, rest: str) -> str:

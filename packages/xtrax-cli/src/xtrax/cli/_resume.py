@@ -38,6 +38,8 @@ def resume(run_id: str, epochs: int | None, in_place: bool, runs_dir: Path, *, b
         raise UsageError(f"--epochs must be at least 1, found {epochs}")
     old = find_run(runs_dir, run_id)
     manifest = read_manifest(old)
+    if manifest.get("kind") == "sweep":
+        raise CLIError(f"{run_id} is a sweep; go on with it by xtrax sweep {manifest['source']}")
     if in_place and manifest["status"] == "finished":
         raise CLIError(f"run {run_id} is finished; for more: {resume_command(old, '--epochs N')}")
     if not has_checkpoint(old):

@@ -4,7 +4,7 @@ import errno
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +14,14 @@ import jax.numpy as jnp
 from rich.console import Console
 
 from xtrax.cli._build import Built, build
-from xtrax.cli._errors import CLIError, RunError, tell
+from xtrax.cli._defaults import INTERRUPTED
+from xtrax.cli._errors import CLIError, OutputClosed, RunError, tell
 from xtrax.cli._folder import RunFolder, jsonable
-from xtrax.cli._report import LOG_NAME, Journal, logged, logger, resume_command, say, summary
+from xtrax.cli._report import LOG_NAME, Journal, Terminal, logged, logger, resume_command, say, summary
 from xtrax.cli.config import TrainConfig, load_train_config
 from xtrax.config import dump_toml
 from xtrax.run import collect_provenance
 from xtrax.training import Engine, MetricsLog, ProgressBar, ResumableState
-
-_INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
 
 def run(config_path: Path, overrides: Sequence[str], runs_dir: Path, *, began: float) -> int:
@@ -56,7 +55,9 @@ def run(config_path: Path, overrides: Sequence[str], runs_dir: Path, *, began: f
     return train(config, built, folder, resume=False, began=began)
 
 
-def train(config: TrainConfig, built: Built, folder: RunFolder, *, resume: bool, began: float) -> int:
+def train(
+    config: TrainConfig, built: Built, folder: RunFolder, *, resume: bool, began: float, quiet: bool = False
+) -> int:
     """Train in a run's folder, and record and tell how it ended.
 
     Args:
@@ -65,6 +66,7 @@ def train(config: TrainConfig, built: Built, folder: RunFolder, *, resume: bool,
         folder: The run's folder, which is closed at the end, and discarded if no step is done.
         resume: Whether to go on from the folder's last checkpoint.
         began: `time.perf_counter()` when the command began.
+        quiet: Whether to leave the telling to the caller: neither a bar nor a summary.
 
     Returns:
         The exit code.
@@ -72,8 +74,9 @@ def train(config: TrainConfig, built: Built, folder: RunFolder, *, resume: bool,
     Raises:
         CLIError: If it failed before the first step.
         RunError: If it failed later.
+        OutputClosed: If nobody reads the output any more; what was done is saved.
     """
-    journal, console = Journal(), Console(file=sys.stdout)
+    journal, console = Journal(), Terminal(file=sys.stdout, quiet=quiet)
     try:
         with logged(folder.path):
             try:
@@ -87,26 +90,31 @@ def train(config: TrainConfig, built: Built, folder: RunFolder, *, resume: bool,
                 state = engine.fit_sync(state, built.data, config.num_epochs, checkpoints, resume)
                 results = _results(engine, state, time.perf_counter() - began)
                 folder.finish("finished", **jsonable(results))
-            except KeyboardInterrupt:
+            except (KeyboardInterrupt, OutputClosed) as error:
                 if not journal.started:
                     raise
-                return _interrupted(folder, journal)
+                _interrupted(folder, journal, quiet=quiet or isinstance(error, OutputClosed))
+                if isinstance(error, OutputClosed):
+                    raise
+                return INTERRUPTED
             except (Exception, SystemExit) as error:
                 if not journal.started:
                     raise
                 raise _failed(folder, journal, error) from error
-        summary(console, folder.path, epochs=config.num_epochs, mapped=config.model.vmap, **results)
-        return 0
-    except KeyboardInterrupt:
-        folder.discard()
-        raise
     except RunError:
+        raise
+    except (KeyboardInterrupt, OutputClosed):
+        if not journal.started:
+            folder.discard()
         raise
     except (Exception, SystemExit) as error:
         folder.discard()
         raise CLIError(f"failed before the first step, and left nothing: {tell(error)}{_hint(error)}") from error
     finally:
         folder.close()
+    told = {name: results[name] for name in ("metrics", "steps", "seconds", "compiles")}
+    summary(console, folder.path, epochs=config.num_epochs, mapped=config.model.vmap, **told)
+    return 0
 
 
 class _OneBatch:
@@ -146,8 +154,16 @@ def _record_provenance(folder: RunFolder, resume: bool) -> None:
 
 
 def _results(engine: Engine, state: ResumableState, seconds: float) -> dict[str, Any]:
-    metrics: Mapping[str, float] = (engine.history[-1]["eval"] or {}) if engine.history else {}
-    return {"metrics": dict(metrics), "steps": int(state.step), "seconds": seconds, "compiles": engine.compiles}
+    """What the manifest keeps of a run that is finished; the metrics are those of the last epoch."""
+    nothing: dict[str, Any] = {"train": {}, "eval": None}
+    last = engine.history[-1] if engine.history else nothing
+    return {
+        "metrics": dict(last["eval"] or {}),
+        "train_metrics": dict(last["train"]),
+        "steps": int(state.step),
+        "seconds": seconds,
+        "compiles": engine.compiles,
+    }
 
 
 def has_checkpoint(folder: Path) -> bool:
@@ -156,17 +172,18 @@ def has_checkpoint(folder: Path) -> bool:
     return checkpoints.is_dir() and any(entry.name.isdecimal() for entry in checkpoints.iterdir())
 
 
-def _interrupted(folder: RunFolder, journal: Journal) -> int:
+def _interrupted(folder: RunFolder, journal: Journal, *, quiet: bool) -> None:
     where = f"interrupted in epoch {journal.epoch + 1}, after step {journal.step}"
     folder.finish("interrupted", steps=journal.step)
     logger.info("%s", where)
+    if quiet:
+        return
     errors = Console(file=sys.stderr)
     if has_checkpoint(folder.path):
         say(errors, f"\nxtrax: {where}, and saved. Go on with")
         say(errors, f"  {resume_command(folder.path, '--in-place')}")
     else:
         say(errors, f"\nxtrax: {where}, before anything was saved; start anew")
-    return _INTERRUPTED
 
 
 def _failed(folder: RunFolder, journal: Journal, error: BaseException) -> RunError:

@@ -163,5 +163,7 @@ def load_train_config(path: str | os.PathLike[str], overrides: Iterable[str] = (
     document = load_toml_document(path, ConfigError)
     changed = apply_overrides(document, overrides, ConfigError)
     check_schema_version(changed, SCHEMA_VERSION, ConfigError)
+    if "sweep" in changed:
+        raise ConfigError(f"{document.where(('sweep',))}: sweep: this file describes a sweep; type xtrax sweep {path}")
     config = structure_dataclass(changed, TrainConfig, ConfigError)
     return config, TomlDocument(changed, document.path, getattr(changed, "origins", {}))

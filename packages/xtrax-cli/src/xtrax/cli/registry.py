@@ -64,6 +64,25 @@ class ResumeArgs:
     """The folder that holds the runs."""
 
 
+@dataclass(frozen=True)
+class SweepArgs:
+    """Train every combination of the values in [sweep.axes] of a TOML file, and rank them.
+
+    Typed again, it goes on with the points that are not finished.
+
+    Example: xtrax sweep sweep.toml --set num_epochs=5
+    """
+
+    config: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="CONFIG")]
+    """The TOML file of a run with a [sweep] table. It names code to import: trust it as you would a script."""
+
+    set: Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="KEY=VALUE")] = ()
+    """Set a key of the file for all points, such as num_epochs=5."""
+
+    runs_dir: Annotated[Path, tyro.conf.arg(metavar="DIR")] = RUNS_DIR
+    """The folder that holds the runs."""
+
+
 def _run(args: RunArgs) -> int:
     began = time.perf_counter()
     from xtrax.cli._train import run  # here, so that help does not import jax
@@ -78,7 +97,15 @@ def _resume(args: ResumeArgs) -> int:
     return resume(args.run_id, args.epochs, args.in_place, args.runs_dir, began=began)
 
 
+def _sweep(args: SweepArgs) -> int:
+    began = time.perf_counter()
+    from xtrax.cli._sweep import sweep  # here, so that help does not import jax
+
+    return sweep(args.config, args.set, args.runs_dir, began=began)
+
+
 REGISTRY: dict[str, tuple[type, Callable[[Any], int]]] = {
     "run": (RunArgs, _run),
     "resume": (ResumeArgs, _resume),
+    "sweep": (SweepArgs, _sweep),
 }
