@@ -5,7 +5,14 @@ from xtrax.tiling.bucket import bucketize, select_bucket
 from xtrax.tiling.carry import CarryShape, CarrySpec
 from xtrax.tiling.dedup import DedupSpec, get_k_bucket
 from xtrax.tiling.dispatch import axis_dispatch, make_axis_dispatch
-from xtrax.tiling.errors import AmbiguousAxisError, CarryMismatchError, DispatchRejected, RemainderWarning
+from xtrax.tiling.errors import (
+    AmbiguousAxisError,
+    BudgetInfeasibleError,
+    CarryMismatchError,
+    DispatchRejected,
+    RemainderWarning,
+)
+from xtrax.tiling.estimators import device_memory_budget, lowered_memory_estimate, memory_estimator
 from xtrax.tiling.iterator import (
     JaxScanIterator,
     MapIterator,
@@ -16,7 +23,7 @@ from xtrax.tiling.iterator import (
     safe_map,
     safe_scan,
 )
-from xtrax.tiling.plan import AxisDecision, AxisSpec, BatchPlan, BatchPlanner
+from xtrax.tiling.plan import AxisDecision, AxisSpec, BatchPlan, BatchPlanner, MemoryBudget, PlanMemory
 from xtrax.tiling.roles import AxisRole
 from xtrax.tiling.strategy import (
     AxisStrategy,
@@ -42,6 +49,7 @@ __all__ = [
     "BatchPlan",
     "BatchPlanner",
     "Bucket",
+    "BudgetInfeasibleError",
     "CarryMismatchError",
     "CarryShape",
     "CarrySpec",
@@ -52,6 +60,8 @@ __all__ = [
     "GatherFn",
     "JaxScanIterator",
     "MapIterator",
+    "MemoryBudget",
+    "PlanMemory",
     "RemainderWarning",
     "SafeMap",
     "SafeMapIterator",
@@ -67,8 +77,11 @@ __all__ = [
     "__version__",
     "axis_dispatch",
     "bucketize",
+    "device_memory_budget",
     "get_k_bucket",
+    "lowered_memory_estimate",
     "make_axis_dispatch",
+    "memory_estimator",
     "safe_map",
     "safe_scan",
     "select_bucket",

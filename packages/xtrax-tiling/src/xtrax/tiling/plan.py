@@ -2,97 +2,26 @@
 
 import dataclasses
 import warnings
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TypeVar
 
 import numpy as np
 
-from xtrax.tiling._check import check_bool, check_boundaries, check_int, check_name, check_names
-from xtrax.tiling._layout import Chunks
+from xtrax.tiling._by_size import by_limit, by_size, fit
+from xtrax.tiling._check import check_callable, check_names
+from xtrax.tiling._memory import MemoryBudget, PlanMemory, byte_text, check_estimate
 from xtrax.tiling._render import html_table, text_table
+from xtrax.tiling._spec import AxisDecision, AxisSpec
 from xtrax.tiling.carry import CarrySpec
 from xtrax.tiling.dedup import DedupSpec
-from xtrax.tiling.errors import AmbiguousAxisError, RemainderWarning
+from xtrax.tiling.errors import AmbiguousAxisError, BudgetInfeasibleError, RemainderWarning
+from xtrax.tiling.estimators import device_memory_budget
 from xtrax.tiling.roles import AxisRole
-from xtrax.tiling.strategy import AxisStrategy, Bucket, DedupGather, SafeMap, Scan, Vmap, WhileCarry
+from xtrax.tiling.strategy import AxisStrategy, Bucket, DedupGather, SafeMap, Scan, WhileCarry
+
+__all__ = ["AxisDecision", "AxisSpec", "BatchPlan", "BatchPlanner", "MemoryBudget", "PlanMemory"]
 
 _Claim = TypeVar("_Claim", CarrySpec, DedupSpec)
-
-
-@dataclasses.dataclass(frozen=True)
-class AxisSpec:
-    """An axis of a computation: its name, its size, and what is known about its elements.
-
-    Args:
-        name: by which plans, carries and dedup specs refer to it.
-        cardinality: how many elements it has, at least 0.
-        default_batch_size: how many are mapped at once where nothing decides otherwise, at least 1.
-        tile_granularity: chunks that a budget chooses are a multiple of this, at least 1.
-        heterogeneous: whether the elements differ in length.
-        dedup_eligible: whether many elements may be copies of one another.
-        bucket_boundaries: the lengths that elements are padded to, strictly ascending; a list is stored as a tuple.
-        role: whether the elements are known to be independent.
-
-    Raises:
-        TypeError: a field of the wrong type; bools are not integers.
-        ValueError: an empty name, a number below its minimum, or boundaries that are empty or not ascending.
-
-    >>> AxisSpec("batch", cardinality=100, default_batch_size=32).cardinality
-    100
-    """
-
-    name: str
-    cardinality: int
-    default_batch_size: int
-    tile_granularity: int = 1
-    heterogeneous: bool = False
-    dedup_eligible: bool = False
-    bucket_boundaries: Sequence[int] | None = None
-    role: AxisRole = AxisRole.KNOWN
-
-    def __post_init__(self) -> None:
-        """Check every field, and store integers and boundaries in one form."""
-        check_name("name", self.name)
-        for field, minimum in (("cardinality", 0), ("default_batch_size", 1), ("tile_granularity", 1)):
-            value = check_int(f"{field} of axis {self.name!r}", getattr(self, field), minimum)
-            object.__setattr__(self, field, value)
-        check_bool(f"heterogeneous of axis {self.name!r}", self.heterogeneous)
-        check_bool(f"dedup_eligible of axis {self.name!r}", self.dedup_eligible)
-        if self.bucket_boundaries is not None:
-            boundaries = check_boundaries(f"bucket_boundaries of axis {self.name!r}", self.bucket_boundaries)
-            object.__setattr__(self, "bucket_boundaries", boundaries)
-        if not isinstance(self.role, AxisRole):
-            raise TypeError(f"role of axis {self.name!r} must be an AxisRole, but is {self.role!r}.")
-
-    @property
-    def batch_size(self) -> int:
-        """The old name of `default_batch_size`."""
-        warnings.warn("AxisSpec.batch_size is now default_batch_size.", DeprecationWarning, stacklevel=2)
-        return self.default_batch_size
-
-    @property
-    def granularity(self) -> int:
-        """The old name of `tile_granularity`."""
-        warnings.warn("AxisSpec.granularity is now tile_granularity.", DeprecationWarning, stacklevel=2)
-        return self.tile_granularity
-
-
-@dataclasses.dataclass(frozen=True)
-class AxisDecision:
-    """How one axis is mapped, and why.
-
-    Args:
-        spec: the axis.
-        batch_size: how many elements are computed at once, at most: all for `Vmap`, `k_bucket` for `DedupGather`,
-            1 for `Scan` and `WhileCarry`.
-        reasoning: the rule that decided, with its numbers.
-        strategy: what it decided on.
-    """
-
-    spec: AxisSpec
-    batch_size: int
-    reasoning: str
-    strategy: AxisStrategy
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,13 +32,15 @@ class BatchPlan:
 
     Args:
         decisions: one `AxisDecision` for each axis; a list is stored as a tuple.
+        memory: what the plan takes of its budget; None where it was made without one.
 
     Raises:
-        TypeError: an entry that is no `AxisDecision`.
+        TypeError: an entry that is no `AxisDecision`, or a `memory` that is no `PlanMemory`.
         ValueError: two decisions for one axis name.
     """
 
     decisions: tuple[AxisDecision, ...]
+    memory: PlanMemory | None = None
 
     def __post_init__(self) -> None:
         """Store a tuple, and refuse what is no decision."""
@@ -118,13 +49,17 @@ class BatchPlan:
             if not isinstance(decision, AxisDecision):
                 raise TypeError(f"decisions must hold AxisDecision objects, but one is {decision!r}.")
         _refuse_duplicates("decisions", [decision.spec.name for decision in self.decisions])
+        if self.memory is not None and not isinstance(self.memory, PlanMemory):
+            raise TypeError(f"memory must be a PlanMemory or None, but is {self.memory!r}.")
 
     def __str__(self) -> str:
-        """The plan as a table."""
-        return text_table(_HEADER, self._rows()) if self.decisions else "BatchPlan without axes"
+        """The plan as a table, and its memory in a line below."""
+        table = text_table(_HEADER, self._rows()) if self.decisions else "BatchPlan without axes"
+        return table if self.memory is None else f"{table}\nmemory: {self.memory}"
 
     def _repr_html_(self) -> str:
-        return html_table(_HEADER, self._rows())
+        table = html_table(_HEADER, self._rows())
+        return table if self.memory is None else f"{table}<p>memory: {self.memory}</p>"
 
     def _rows(self) -> list[list[str]]:
         return [
@@ -144,30 +79,59 @@ class BatchPlanner:
     3. `cardinality <= default_batch_size`: `Vmap`;
     4. otherwise `SafeMap(default_batch_size)`, whatever the cardinality.
 
+    A `memory_estimator` or a `budget` takes the place of the comparison between rules 3 and 4.
+
     Args:
+        memory_estimator: `spec -> bytes`, what all elements of an axis take at once, such as
+            `xtrax.tiling.estimators.memory_estimator` makes. An axis is mapped by rule 3 if that is within
+            `device_memory_budget()`, else by rule 4; one that is no larger than its default gets the share of its
+            elements that fits. If it raises, the planner warns and compares the sizes.
         carry_specs: the axes that are walked in order.
         dedup_specs: the axes whose distinct elements are known.
         heterogeneous_axes: names of axes whose elements differ in length, in addition to those whose spec says so.
+        budget: what the whole plan may take. Every axis of rules 3 and 4 begins as `Vmap`, and they become
+            `SafeMap(default_batch_size)`, one after another in the order given, until the plan fits. An axis that is
+            no larger than its default stays. The estimate is called once at first, once after each such step, and
+            then for each axis at its other size, for `PlanMemory.slope_by_axis`.
 
     Raises:
-        TypeError: an entry of the wrong type.
-        ValueError: two carry specs or two dedup specs for one axis.
+        TypeError: an argument or an entry of the wrong type.
+        ValueError: two carry specs or two dedup specs for one axis, or `budget` together with `memory_estimator`.
 
     >>> plan = BatchPlanner().plan([AxisSpec("batch", cardinality=128, default_batch_size=32)])
     >>> print(plan)
     axis   size  strategy     at once  because
     -----  ----  -----------  -------  -------
     batch  128   SafeMap(32)  32       cardinality 128 > default_batch_size 32: 4 chunks of 32
+
+    With a budget:
+
+    >>> budget = MemoryBudget(5000, lambda decisions: 100 * decisions[0].batch_size)
+    >>> plan = BatchPlanner(budget=budget).plan([AxisSpec("batch", cardinality=128, default_batch_size=32)])
+    >>> print(plan.decisions[0].strategy, plan.memory)
+    SafeMap(batch_size=32) estimate 3200 bytes of a budget of 5000 bytes
     """
 
     def __init__(
         self,
-        *,
+        memory_estimator: Callable[[AxisSpec], float] | None = None,
         carry_specs: Sequence[CarrySpec] | None = None,
         dedup_specs: Sequence[DedupSpec] | None = None,
         heterogeneous_axes: Collection[str] | None = None,
+        budget: MemoryBudget | None = None,
     ) -> None:
         """Check and index what the planner knows about axes by name."""
+        if memory_estimator is not None:
+            check_callable("memory_estimator", memory_estimator, "spec -> bytes")
+        if budget is not None and not isinstance(budget, MemoryBudget):
+            raise TypeError(f"budget must be a MemoryBudget or None, but is {budget!r} ({type(budget).__name__}).")
+        if budget is not None and memory_estimator is not None:
+            raise ValueError(
+                "budget and memory_estimator are both given, and each decides between Vmap and SafeMap; pass budget "
+                "to fit the plan as a whole, or memory_estimator to look at each axis by itself."
+            )
+        self._memory_estimator = memory_estimator
+        self._budget = budget
         self._carries = _by_axis("carry_specs", carry_specs, CarrySpec)
         self._dedups = _by_axis("dedup_specs", dedup_specs, DedupSpec)
         self._heterogeneous = check_names("heterogeneous_axes", heterogeneous_axes)
@@ -185,10 +149,13 @@ class BatchPlanner:
             TypeError: `specs` is not a sequence of `AxisSpec`.
             AmbiguousAxisError: an axis of role `UNKNOWN` that no carry or dedup spec names.
             ValueError: duplicate names; a carry spec, dedup spec or heterogeneous name without an axis; a
-                heterogeneous axis that has a carry, or that nothing says how to map; a dedup spec of another size.
+                heterogeneous axis that has a carry, or that nothing says how to map; a dedup spec of another size;
+                an estimate that is negative or not finite.
+            BudgetInfeasibleError: nothing is left to demote, and the plan does not fit. Its `.plan` is that plan.
 
         Warns:
             RemainderWarning: once, naming every axis whose cardinality is no multiple of its batch size.
+            RuntimeWarning: once, if the `memory_estimator` raised or the limit of the device is unknown.
         """
         if isinstance(specs, AxisSpec) or not isinstance(specs, Sequence):
             raise TypeError(f"specs must be a sequence of AxisSpec, but is {specs!r}; put a single one into a list.")
@@ -204,14 +171,27 @@ class BatchPlanner:
         ):
             for name in sorted(set(claimed) - set(names)):
                 raise ValueError(f"{source} names axis {name!r}, which is not planned; the planned axes are {names}.")
-        decisions = tuple(self._decide(spec) for spec in specs)
+        claimed = [self._claimed(spec) for spec in specs]
+        movable = [i for i, decision in enumerate(claimed) if decision is None]
+        decisions = tuple(decision or by_size(spec) for spec, decision in zip(specs, claimed, strict=True))
+        memory = None
+        if self._budget is not None:
+            decisions, memory = fit(self._budget, decisions, movable)
+            if not memory.fits:
+                raise _infeasible(BatchPlan(decisions, memory), memory)
+        elif self._memory_estimator is not None and movable:
+            moved, failures = _by_estimator(self._memory_estimator, [specs[i] for i in movable])
+            decisions = tuple(moved.get(decision.spec.name, decision) for decision in decisions)
+            if failures:
+                warnings.warn("; ".join(failures), RuntimeWarning, stacklevel=2)
         remainders = [d for d in decisions if isinstance(d.strategy, SafeMap) and d.spec.cardinality % d.batch_size]
         if remainders:
             listed = "; ".join(f"axis {d.spec.name!r}: {d.reasoning}" for d in remainders)
             warnings.warn(f"{listed}. The results are those of jax.vmap.", RemainderWarning, stacklevel=2)
-        return BatchPlan(decisions)
+        return BatchPlan(decisions, memory)
 
-    def _decide(self, spec: AxisSpec) -> AxisDecision:
+    def _claimed(self, spec: AxisSpec) -> AxisDecision | None:
+        """The decision by rules 1 and 2; None for an axis that its size or memory decides about."""
         heterogeneous = spec.heterogeneous or spec.name in self._heterogeneous
         if carry := self._carries.get(spec.name):
             unused = [
@@ -238,7 +218,7 @@ class BatchPlanner:
                 f"axis {spec.name!r} is heterogeneous, and nothing says how its elements are brought to one length; "
                 "give it bucket_boundaries, a DedupSpec, or pad the elements and leave out heterogeneous."
             )
-        return _by_size(spec)
+        return None
 
 
 def _carried(spec: AxisSpec, carry: CarrySpec, heterogeneous: bool, unused: list[str]) -> AxisDecision:
@@ -282,24 +262,40 @@ def _deduplicated(spec: AxisSpec, dedup: DedupSpec) -> AxisDecision:
     return AxisDecision(spec, strategy.k_bucket, reasoning, strategy)
 
 
-def _by_size(spec: AxisSpec) -> AxisDecision:
-    size, limit = spec.cardinality, spec.default_batch_size
-    if size <= limit:
-        strategy: AxisStrategy = Vmap()
-        batch_size = size
-        reasoning = f"cardinality {size} <= default_batch_size {limit}: all at once"
-    else:
-        strategy = SafeMap(limit)
-        batch_size = limit
-        chunks = Chunks.balanced(size, limit)
-        reasoning = f"cardinality {size} > default_batch_size {limit}: {chunks.count} chunks of {chunks.size}"
-        if size % limit:
-            reasoning += f", balanced because {size} is not a multiple of {limit} (remainder {size % limit})"
-        if chunks.overlap:
-            reasoning += f", elements computed twice: {chunks.overlap}"
-    if spec.dedup_eligible:
-        reasoning += "; dedup_eligible, but no DedupSpec names the axis, so it is planned by its size"
-    return AxisDecision(spec, batch_size, reasoning, strategy)
+def _by_estimator(
+    estimator: Callable[[AxisSpec], float], specs: Sequence[AxisSpec]
+) -> tuple[dict[str, AxisDecision], list[str]]:
+    """Decisions by the limit of the device, and a sentence for each axis, or all of them, that has none."""
+    try:
+        limit = device_memory_budget()
+    except RuntimeError as error:
+        return {}, [f"memory_estimator is not used, and the axes are planned by their sizes: {error}"]
+    decisions: dict[str, AxisDecision] = {}
+    failures: list[str] = []
+    for spec in specs:
+        try:
+            estimate = estimator(spec)
+        except Exception as error:  # noqa: BLE001 - whatever a user's estimator raises, the rules still decide
+            failures.append(
+                f"memory_estimator raised {type(error).__name__} for axis {spec.name!r}, which is planned by its "
+                f"size instead: {error}"
+            )
+        else:
+            checked = check_estimate(f"memory_estimator for axis {spec.name!r}", estimate)
+            decisions[spec.name] = by_limit(spec, checked, limit)
+    return decisions, failures
+
+
+def _infeasible(plan: BatchPlan, memory: PlanMemory) -> BudgetInfeasibleError:
+    states = "; ".join(
+        f"{d.spec.name!r}: {_label(d.strategy)}, {d.batch_size} of {d.spec.cardinality} at once" for d in plan.decisions
+    )
+    return BudgetInfeasibleError(
+        f"the plan needs {byte_text(memory.estimate)} where every axis that can be is in chunks, and the budget is "
+        f"{byte_text(memory.budget)}. The axes are {states or 'none'}. Lower a default_batch_size, or raise the "
+        "budget; the plan is this error's .plan.",
+        plan,
+    )
 
 
 def _label(strategy: AxisStrategy) -> str:

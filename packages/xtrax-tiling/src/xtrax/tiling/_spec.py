@@ -1,0 +1,85 @@
+"""What is known about an axis, and what was decided about it."""
+
+import dataclasses
+import warnings
+from collections.abc import Sequence
+
+from xtrax.tiling._check import check_bool, check_boundaries, check_int, check_name
+from xtrax.tiling.roles import AxisRole
+from xtrax.tiling.strategy import AxisStrategy
+
+
+@dataclasses.dataclass(frozen=True)
+class AxisSpec:
+    """An axis of a computation: its name, its size, and what is known about its elements.
+
+    Args:
+        name: by which plans, carries and dedup specs refer to it.
+        cardinality: how many elements it has, at least 0.
+        default_batch_size: how many are mapped at once where nothing decides otherwise, at least 1.
+        tile_granularity: chunks that a budget chooses are a multiple of this, at least 1.
+        heterogeneous: whether the elements differ in length.
+        dedup_eligible: whether many elements may be copies of one another.
+        bucket_boundaries: the lengths that elements are padded to, strictly ascending; a list is stored as a tuple.
+        role: whether the elements are known to be independent.
+
+    Raises:
+        TypeError: a field of the wrong type; bools are not integers.
+        ValueError: an empty name, a number below its minimum, or boundaries that are empty or not ascending.
+
+    >>> AxisSpec("batch", cardinality=100, default_batch_size=32).cardinality
+    100
+    """
+
+    name: str
+    cardinality: int
+    default_batch_size: int
+    tile_granularity: int = 1
+    heterogeneous: bool = False
+    dedup_eligible: bool = False
+    bucket_boundaries: Sequence[int] | None = None
+    role: AxisRole = AxisRole.KNOWN
+
+    def __post_init__(self) -> None:
+        """Check every field, and store integers and boundaries in one form."""
+        check_name("name", self.name)
+        for field, minimum in (("cardinality", 0), ("default_batch_size", 1), ("tile_granularity", 1)):
+            value = check_int(f"{field} of axis {self.name!r}", getattr(self, field), minimum)
+            object.__setattr__(self, field, value)
+        check_bool(f"heterogeneous of axis {self.name!r}", self.heterogeneous)
+        check_bool(f"dedup_eligible of axis {self.name!r}", self.dedup_eligible)
+        if self.bucket_boundaries is not None:
+            boundaries = check_boundaries(f"bucket_boundaries of axis {self.name!r}", self.bucket_boundaries)
+            object.__setattr__(self, "bucket_boundaries", boundaries)
+        if not isinstance(self.role, AxisRole):
+            raise TypeError(f"role of axis {self.name!r} must be an AxisRole, but is {self.role!r}.")
+
+    @property
+    def batch_size(self) -> int:
+        """The old name of `default_batch_size`."""
+        warnings.warn("AxisSpec.batch_size is now default_batch_size.", DeprecationWarning, stacklevel=2)
+        return self.default_batch_size
+
+    @property
+    def granularity(self) -> int:
+        """The old name of `tile_granularity`."""
+        warnings.warn("AxisSpec.granularity is now tile_granularity.", DeprecationWarning, stacklevel=2)
+        return self.tile_granularity
+
+
+@dataclasses.dataclass(frozen=True)
+class AxisDecision:
+    """How one axis is mapped, and why.
+
+    Args:
+        spec: the axis.
+        batch_size: how many elements are computed at once, at most: all for `Vmap`, `k_bucket` for `DedupGather`,
+            1 for `Scan` and `WhileCarry`.
+        reasoning: the rule that decided, with its numbers.
+        strategy: what it decided on.
+    """
+
+    spec: AxisSpec
+    batch_size: int
+    reasoning: str
+    strategy: AxisStrategy

@@ -1,0 +1,201 @@
+"""How much memory there is, and how much a program takes."""
+
+import math
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import jax
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+
+from xtrax.tiling._check import check_callable, check_name
+from xtrax.tiling._spec import AxisSpec
+
+Axes: TypeAlias = Sequence[str | Collection[str] | None]
+
+
+def device_memory_budget(fraction: float = 0.9, device: jax.Device | None = None) -> int:
+    """A share of the memory that a device may hand out.
+
+    An accelerator's is the `bytes_limit` of its allocator. A CPU has none, and is given the smaller of the memory that
+    is free and the limit of the process's control group; both are read where Linux keeps them.
+
+    Args:
+        fraction: the share, in (0, 1]. What is left is for what no estimate counts, such as fragmentation.
+        device: the device; None is the first one of this process.
+
+    Returns:
+        Bytes.
+
+    Raises:
+        TypeError: `fraction` is not a number, or `device` is no device.
+        ValueError: `fraction` outside (0, 1].
+        RuntimeError: the limit is not known, as on CPUs outside Linux; choose the bytes yourself there.
+
+    >>> device_memory_budget(0.5) > 0
+    True
+    """
+    if isinstance(fraction, bool) or not isinstance(fraction, (int, float)):
+        raise TypeError(f"fraction must be a number in (0, 1], but is {fraction!r} ({type(fraction).__name__}).")
+    if not 0 < fraction <= 1:
+        raise ValueError(f"fraction must be in (0, 1], but is {fraction}; 0.9 leaves a tenth for what is not counted.")
+    if device is None:
+        device = jax.local_devices()[0]
+    elif not hasattr(device, "memory_stats"):
+        raise TypeError(f"device must be a jax.Device or None, but is {device!r}; take one of jax.devices().")
+    limit = (device.memory_stats() or {}).get("bytes_limit")
+    if not limit and device.platform == "cpu":
+        limit = host_memory_limit()
+    if not limit:
+        raise RuntimeError(
+            f"the memory of {device} is not known: its allocator reports no bytes_limit"
+            + (", and neither /proc/meminfo nor a control group limits it" if device.platform == "cpu" else "")
+            + "; give the number of bytes yourself."
+        )
+    return math.floor(limit * fraction)
+
+
+def lowered_memory_estimate(fn: Callable[..., Any], *abstract_args: Any) -> int:
+    """The memory that a compiled call of `fn` takes, by the compiler's own account. Nothing is run.
+
+    Args:
+        fn: any callable; arrays that it holds or closes over count as arguments.
+        *abstract_args: its arguments, pytrees whose leaves are arrays or `jax.ShapeDtypeStruct`.
+
+    Returns:
+        Bytes of arguments, outputs and temporaries.
+
+    Raises:
+        TypeError: `fn` is not callable, or a leaf has no shape and dtype.
+        RuntimeError: the backend does not analyse memory.
+
+    >>> lowered_memory_estimate(lambda x: 2 * x, jax.ShapeDtypeStruct((100,), "float32"))
+    800
+    """
+    check_callable("fn", fn, "(*abstract_args) -> outputs")
+    abstract = _abstract(abstract_args)
+    # Arrays in fn become arguments: compiled in, they would be counted nowhere, and would slow the compiler down.
+    traced = jax.make_jaxpr(lambda *args: fn(*args))(*abstract)
+    consts = [jax.ShapeDtypeStruct(const.shape, const.dtype) for const in traced.consts]
+
+    def call(consts: list[jax.Array], leaves: list[jax.Array]) -> list[jax.Array]:
+        return jaxpr_as_fun(ClosedJaxpr(traced.jaxpr, consts))(*leaves)
+
+    analysis = jax.jit(call).lower(consts, jax.tree.leaves(abstract)).compile().memory_analysis()
+    if analysis is None:
+        raise RuntimeError(f"the {jax.default_backend()} backend does not analyse the memory of compiled programs.")
+    return analysis.argument_size_in_bytes + analysis.output_size_in_bytes + analysis.temp_size_in_bytes
+
+
+def memory_estimator(
+    fn: Callable[..., Any], *abstract_args: Any, axes: Axes | None = None
+) -> Callable[[AxisSpec], int]:
+    """An estimator for `BatchPlanner(memory_estimator=...)`: what `fn`, mapped over a whole axis, takes when compiled.
+
+    Each axis is looked at by itself, as if there were no other: for several large axes use a `MemoryBudget`.
+
+    Args:
+        fn: a function of one element.
+        *abstract_args: its arguments for one element, pytrees of arrays or `jax.ShapeDtypeStruct`.
+        axes: for each argument the names of the axes that it has (a name, several, or None for none of them); None
+            where every argument has every axis.
+
+    Returns:
+        `spec -> bytes`, which compiles once for each size of an axis.
+
+    Raises:
+        TypeError: `fn` is not callable, a leaf without shape and dtype, or `axes` of another type.
+        ValueError: `axes` has not one entry for each argument; later, an axis that no argument has.
+
+    >>> row = jax.ShapeDtypeStruct((10,), "float32")
+    >>> memory_estimator(lambda x: 2 * x, row)(AxisSpec("batch", 1000, 32))
+    80000
+    """
+    check_callable("fn", fn, "(*abstract_args) -> outputs")
+    elements = _abstract(abstract_args)
+    if not elements:
+        raise ValueError("memory_estimator needs the arguments of fn for one element, but got none.")
+    named = _check_axes(axes, len(elements))
+    known: dict[tuple[int, tuple[bool, ...]], int] = {}
+
+    def estimate(spec: AxisSpec) -> int:
+        mapped = tuple(names is None or spec.name in names for names in named)
+        if not any(mapped):
+            raise ValueError(f"no argument has axis {spec.name!r}; axes is {axes!r}.")
+        key = spec.cardinality, mapped
+        if key not in known:
+            args = [_stacked(arg, spec.cardinality) if has else arg for arg, has in zip(elements, mapped, strict=True)]
+            in_axes = tuple(0 if has else None for has in mapped)
+            known[key] = lowered_memory_estimate(jax.vmap(lambda *xs: fn(*xs), in_axes=in_axes), *args)
+        return known[key]
+
+    return estimate
+
+
+def host_memory_limit(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """The smaller of the free memory and the limits of the control groups of this process; None if neither is known.
+
+    Args:
+        proc: where the kernel tells of memory and processes.
+        cgroups: where the control groups are mounted, of version 1 or 2.
+    """
+    limits: list[int] = []
+    for line in _lines(proc / "meminfo"):
+        if line.startswith("MemAvailable:"):
+            limits.append(int(line.split()[1]) * 1024)
+    for line in _lines(proc / "self/cgroup"):
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            root, file = cgroups, "memory.max"
+        elif "memory" in controllers.split(","):
+            root, file = cgroups / "memory", "memory.limit_in_bytes"
+        else:
+            continue
+        group = Path(path.lstrip("/"))
+        # A group is bound by those above it, and in a container the path may begin above what is mounted.
+        for folder in (group, *group.parents):
+            limits += [int(text) for text in _lines(root / folder / file) if text.isdigit()]
+    return min(limits, default=None)
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except OSError:  # not there, or not for us to read: then it tells nothing
+        return []
+
+
+def _abstract(args: Sequence[Any]) -> list[Any]:
+    """The arguments with every leaf as a `ShapeDtypeStruct`."""
+    abstract: list[Any] = []
+    for i, arg in enumerate(args):
+        leaves, treedef = jax.tree.flatten(arg)
+        for leaf in leaves:
+            if isinstance(leaf, type) or not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
+                raise TypeError(
+                    f"abstract_args[{i}] must hold arrays or jax.ShapeDtypeStruct, but has the leaf {leaf!r} "
+                    f"({type(leaf).__name__}); close over what is no array."
+                )
+        abstract.append(treedef.unflatten([jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]))
+    return abstract
+
+
+def _stacked(arg: Any, size: int) -> Any:
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((size, *leaf.shape), leaf.dtype), arg)
+
+
+def _check_axes(axes: Any, count: int) -> list[frozenset[str] | None]:
+    """For each argument the names that it has; None for all of them."""
+    if axes is None:
+        return [None] * count
+    if isinstance(axes, str) or not isinstance(axes, Sequence):
+        raise TypeError(f"axes must have an entry for each argument, such as ['batch', None], but is {axes!r}.")
+    if len(axes) != count:
+        raise ValueError(f"axes has {len(axes)} entries, but there are {count} arguments; give one for each.")
+    named: list[frozenset[str] | None] = []
+    for i, entry in enumerate(axes):
+        if entry is not None and not isinstance(entry, Collection):
+            raise TypeError(f"axes[{i}] must be a name, several names or None, but is {entry!r}.")
+        names = [entry] if isinstance(entry, str) else entry or ()
+        named.append(frozenset(check_name(f"a name in axes[{i}]", name) for name in names))
+    return named
