@@ -18,16 +18,22 @@ UV = os.environ.get("UV") or shutil.which("uv")
 BELOW = {
     "xtrax-jit": set(),
     "xtrax-tiling": {"xtrax-jit"},
-    "xtrax-run": {"xtrax-jit", "xtrax-tiling"},
-    "xtrax-train": {"xtrax-jit", "xtrax-tiling", "xtrax-run"},
-    "xtrax-cli": {"xtrax-jit", "xtrax-tiling", "xtrax-run", "xtrax-train"},
-    "xtrax": {"xtrax-jit", "xtrax-tiling", "xtrax-run", "xtrax-train", "xtrax-cli"},
+    "xtrax-stages": {"xtrax-jit", "xtrax-tiling"},
+    "xtrax-run": {"xtrax-jit", "xtrax-tiling", "xtrax-stages"},
+    "xtrax-train": {"xtrax-jit", "xtrax-tiling", "xtrax-stages", "xtrax-run"},
+    "xtrax-sparse": {"xtrax-jit"},
+    "xtrax-eda": {"xtrax-jit", "xtrax-tiling"},
 }
+BELOW["xtrax-cli"] = set(BELOW)
+BELOW["xtrax"] = set(BELOW)
 SHIPS = {
     "xtrax-jit": {"jit"},
-    "xtrax-tiling": {"tiling"},
+    "xtrax-tiling": {"tiling", "inference"},
+    "xtrax-stages": {"stages"},
     "xtrax-run": {"run", "config"},
     "xtrax-train": {"training"},
+    "xtrax-sparse": {"sparse"},
+    "xtrax-eda": {"eda"},
     "xtrax-cli": {"cli"},
     "xtrax": set(),
 }

@@ -8,9 +8,13 @@ import importlib
 DISTRIBUTIONS = {
     "jit": "xtrax-jit",
     "tiling": "xtrax-tiling",
+    "inference": "xtrax-tiling",
+    "stages": "xtrax-stages",
     "run": "xtrax-run",
     "config": "xtrax-run",
     "training": "xtrax-train",
+    "sparse": "xtrax-sparse",
+    "eda": "xtrax-eda",
     "cli": "xtrax-cli",
 }
 """The distribution that ships each layer."""
@@ -18,10 +22,18 @@ DISTRIBUTIONS = {
 _NAMES_BY_LAYER = {
     "jit": "batched_jit bounded_jit",
     "tiling": (
-        "AxisDecision AxisSpec BatchPlan BatchPlanner Bucket CarrySpec DedupGather DedupSpec SafeMap Scan Vmap "
-        "bucketize make_axis_dispatch select_bucket"
+        "AxisDecision AxisSpec BatchPlan BatchPlanner Bucket CarrySpec DedupGather DedupSpec MemoryBudget SafeMap Scan "
+        "Vmap bucketize make_axis_dispatch select_bucket"
     ),
-    "training": ("Callback DataModule Engine ResumableState Trainer init_state load_checkpoint save_checkpoint"),
+    "inference": "AxisOverride axis_config infer_bundle",
+    "stages": "AxisBoundary Fuse Sink StageBundle Tap",
+    "run": "RunSpec SinkSpec make_sink",
+    "training": (
+        "Callback DataModule Engine ResumableState SafetyTrainStep Trainer adamw_with_schedule init_state "
+        "load_checkpoint make_optimizer save_checkpoint"
+    ),
+    "sparse": "SparseConfig SparsePolicy make_sparse_forward_fn prune_structured sparsify_model",
+    "eda": "explain_plan render",
 }
 LAYER_BY_NAME = {name: layer for layer, names in _NAMES_BY_LAYER.items() for name in names.split()}
 NAMES = sorted([*LAYER_BY_NAME, *DISTRIBUTIONS, "versions"])
