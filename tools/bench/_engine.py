@@ -1,5 +1,6 @@
 """The training run of the rows engine-1 and engine-k."""
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -26,7 +27,7 @@ class Network(eqx.Module):
     def __init__(self, key: jax.Array):
         """Draw the weights."""
         keys = jax.random.split(key, len(SIZES) - 1)
-        pairs = list(zip(SIZES[:-1], SIZES[1:], strict=True))
+        pairs = list(itertools.pairwise(SIZES))
         self.weights = [jax.random.normal(k, pair) / pair[0] ** 0.5 for k, pair in zip(keys, pairs, strict=True)]
         self.biases = [jnp.zeros(b) for _, b in pairs]
 
