@@ -91,3 +91,19 @@ def assert_same_bits():
             assert np.asarray(x).tobytes() == np.asarray(y).tobytes()
 
     return compare
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compilation_cache(tmp_path_factory: pytest.TempPathFactory):
+    """Compiles each program once for all tests; most of them train the same small model."""
+    wanted = {
+        "jax_compilation_cache_dir": str(tmp_path_factory.mktemp("xla")),
+        "jax_persistent_cache_min_compile_time_secs": 0.0,
+        "jax_persistent_cache_min_entry_size_bytes": -1,
+    }
+    before = {name: getattr(jax.config, name) for name in wanted}
+    for name, value in wanted.items():
+        jax.config.update(name, value)
+    yield
+    for name, value in before.items():
+        jax.config.update(name, value)

@@ -1,5 +1,6 @@
 """`xtrax run`: a training run from its configuration to its summary."""
 
+import dataclasses
 import errno
 import os
 import sys
@@ -21,7 +22,7 @@ from xtrax.cli._report import LOG_NAME, Journal, Terminal, logged, logger, resum
 from xtrax.cli.config import TrainConfig, load_train_config
 from xtrax.config import dump_toml
 from xtrax.run import collect_provenance
-from xtrax.training import Engine, MetricsLog, ProgressBar, ResumableState
+from xtrax.training import Checkpoint, Engine, MetricsLog, ProgressBar, ResumableState
 
 
 def run(config_path: Path, overrides: Sequence[str], runs_dir: Path, *, began: float) -> int:
@@ -81,7 +82,9 @@ def train(
         with logged(folder.path):
             try:
                 _record_provenance(folder, resume)
-                callbacks = [journal, ProgressBar(console), MetricsLog(folder.path / "metrics.zarr")]
+                callbacks: list[Any] = [journal, ProgressBar(console), MetricsLog(folder.path / "metrics.zarr")]
+                if config.checkpoint is not None:
+                    callbacks.append(Checkpoint(**dataclasses.asdict(config.checkpoint)))
                 engine = Engine(built.trainer, callbacks, metrics=built.metrics, steps_per_call=config.steps_per_call)
                 state = _strong(built.state)
                 _try_evaluation(engine, state, built.data)

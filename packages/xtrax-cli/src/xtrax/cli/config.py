@@ -32,6 +32,11 @@ def _at_least_1(value: float) -> None:
         raise ValueError(f"must be at least 1, found {value}")
 
 
+def _is_positive(value: float | None) -> None:
+    if value is not None and not value > 0:
+        raise ValueError(f"must be positive, found {value}")
+
+
 def _is_seed(value: int | None) -> None:
     if value is not None and not 0 <= value < 2**32:
         raise ValueError(f"must be from 0 to {2**32 - 1}, found {value}")
@@ -104,6 +109,27 @@ class DataConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CheckpointConfig:
+    """`[checkpoint]`: when to save besides the end, Ctrl-C and errors, as `xtrax.training.Checkpoint` takes it.
+
+    Without the table, training saves at the ends of epochs, some seconds apart.
+
+    Attributes:
+        every_steps: At each step that this divides.
+        every_minutes: At the first step after so many minutes since the last save.
+        every_epochs: At the end of each epoch whose number, from 1, this divides.
+        best: The name of an evaluation result; the state with its best value is kept in `checkpoints/best`.
+        best_mode: Whether `"min"` or `"max"` is best.
+    """
+
+    every_steps: int | None = field(default=None, metadata={"check": _is_positive})
+    every_minutes: float | None = field(default=None, metadata={"check": _is_positive})
+    every_epochs: int | None = field(default=None, metadata={"check": _is_positive})
+    best: str | None = None
+    best_mode: Literal["min", "max"] = "min"
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainConfig:
     """A training run. Every key that is not named here is refused.
 
@@ -118,6 +144,7 @@ class TrainConfig:
         seed: Of the model, of the training state and, unless `[data]` has its own, of the data.
         steps_per_call: Steps compiled into one call of the engine; results do not depend on it.
         metrics: A name for each `module:symbol` of `(predictions, targets) -> (n,)`.
+        checkpoint: When to save.
     """
 
     num_epochs: int = field(metadata={"check": _at_least_1})
@@ -130,6 +157,7 @@ class TrainConfig:
     seed: int = field(default=0, metadata={"check": _is_seed})
     steps_per_call: int = field(default=1, metadata={"check": _at_least_1})
     metrics: dict[str, str] = field(default_factory=dict, metadata={"check": _are_paths})
+    checkpoint: CheckpointConfig | None = None
 
 
 def load_train_config(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> tuple[TrainConfig, TomlDocument]:

@@ -3,7 +3,7 @@
 import difflib
 import inspect
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -76,6 +76,11 @@ class Callback(Protocol):
         return None
 
 
+def loss_first(names: Iterable[str]) -> list[str]:
+    """Names in the order in which people read them; those of a compiled program's results are sorted."""
+    return sorted(names, key=lambda name: name != "loss")
+
+
 class CallMetrics:
     """The metrics of the steps of one call, on the device until somebody reads them.
 
@@ -136,7 +141,7 @@ class StepMetrics(Mapping[str, Any]):
         return self._call.read()[name][self._index]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._call.arrays)
+        return iter(loss_first(self._call.arrays))
 
     def __len__(self) -> int:
         return len(self._call.arrays)

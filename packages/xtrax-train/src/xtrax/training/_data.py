@@ -1,7 +1,8 @@
 """Where batches come from."""
 
+import functools
 import inspect
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import grain
@@ -84,14 +85,15 @@ class ArrayDataModule:
         if eval_arrays is not None:
             held_out, n = _host_arrays("eval_arrays", eval_arrays)
             # An attribute of the object, because a module without evaluation data must not have the method.
-            self.eval_iter = lambda: _grain_iterator(_Batches(held_out, n, self.batch_size, None, False))
+            batches = _Batches(held_out, n, self.batch_size, None, False)
+            self.eval_iter = functools.partial(_grain_iterator, batches)
 
     @property
     def steps_per_epoch(self) -> int:
         """The number of training batches in an epoch."""
         return len(self._batches(None))
 
-    def train_iter(self, epoch: int = 0) -> Iterator[dict[str, Any]]:
+    def train_iter(self, epoch: int = 0) -> grain.DatasetIterator:
         """The training batches of an epoch, from 0."""
         check_int("epoch", epoch, at_least=0)
         order = permutation(self._n, self.seed, epoch) if self.shuffle else None
@@ -133,7 +135,7 @@ class _Batches:
         return f"_Batches({len(self)} of {self._batch_size})"
 
 
-def _grain_iterator(batches: _Batches) -> Iterator[dict[str, Any]]:
+def _grain_iterator(batches: _Batches) -> grain.DatasetIterator:
     # The arrays are in memory: threads that read ahead would only cost.
     options = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
     return iter(grain.MapDataset.source(batches).to_iter_dataset(options))

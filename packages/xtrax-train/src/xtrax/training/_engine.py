@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from xtrax.training._batch import BatchCheck
-from xtrax.training._callbacks import CallMetrics, Hooks, StepMetrics
+from xtrax.training._callbacks import CallMetrics, Hooks, StepMetrics, loss_first
 from xtrax.training._checkpoint_callback import Checkpoint, EpochCheckpoint
 from xtrax.training._checks import check_bool, check_int
-from xtrax.training._fit import CALLS_BEHIND, Fit, Interrupt, deferred_interrupt
+from xtrax.training._fit import Fit, Interrupt, calls_behind, deferred_interrupt
 from xtrax.training._programs import EvalProgram, TrainProgram
 from xtrax.training._state import ResumableState, StateSpec
 from xtrax.training._step import Metric
@@ -233,7 +233,7 @@ class Engine:
             await hooks.call("on_step_start", state)
             results = program(arrays, batch)
             pending.append(results)
-            if len(pending) > CALLS_BEHIND:
+            while len(pending) > calls_behind(batch):
                 absorb(pending.popleft())
             if hooks["on_step_end"]:
                 means = {name: (total / weight)[None] for name, (total, weight) in results.items()}
@@ -242,7 +242,7 @@ class Engine:
             absorb(pending.popleft())
         if not sums:
             raise ValueError("data.eval_iter() gave no batches; evaluation needs at least one")
-        return {name: total / weights[name] for name, total in sums.items()}
+        return {name: sums[name] / weights[name] for name in loss_first(sums)}
 
 
 def _check_sequence(name: str, callbacks: Any) -> tuple[object, ...]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import inspect
 import logging
 import math
 import signal
@@ -12,8 +13,10 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import jax
+
 from xtrax.training._batch import Batch, BatchCheck, stack
-from xtrax.training._callbacks import CallMetrics, FitContext, Hooks, StepMetrics
+from xtrax.training._callbacks import CallMetrics, FitContext, Hooks, StepMetrics, loss_first
 from xtrax.training._checkpoint import get_checkpoint_manager, load_checkpoint, load_progress, save_checkpoint
 from xtrax.training._source import BatchSource
 from xtrax.training._state import ResumableState, StateSpec, fresh_arrays
@@ -23,11 +26,21 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("xtrax.training")
 
-CALLS_BEHIND = 4
-"""How many calls may be queued on the device before the metrics of the oldest are read."""
+_MOST_CALLS_BEHIND = 256
+_BYTES_BEHIND = 2**28
 
 _YIELD_SECONDS = 0.05
 """How often a running event loop gets a turn."""
+
+
+def calls_behind(batch: Batch) -> int:
+    """How many calls may be queued on the device before the results of the oldest are read.
+
+    Many, so that a moment in which Python or the device is held up does not hold up the other; but the batches of
+    those calls are in the device's memory.
+    """
+    size = sum(leaf.nbytes for leaf in jax.tree.leaves(batch))
+    return max(2, min(_MOST_CALLS_BEHIND, _BYTES_BEHIND // max(size, 1)))
 
 
 class Interrupt:
@@ -181,6 +194,7 @@ class Fit:
             state = self.state()
             for _ in range(steps):
                 await hooks.call("on_step_start", state)
+        behind = calls_behind(batch)
         run = self.program.many if fused else self.program.one
         self.arrays, metrics = run(self.arrays, batch)
         assert self.source is not None
@@ -188,12 +202,16 @@ class Fit:
         call = CallMetrics(metrics, self.step + 1, self.epoch)
         self.step += steps
         self.pending.append(call)
-        if len(self.pending) > CALLS_BEHIND:
+        while len(self.pending) > behind:
             self._absorb(self.pending.popleft())
-        if hooks["on_step_end"]:
+        if ends := hooks["on_step_end"]:
             state = self.state()
             for index in range(steps):
-                await hooks.call("on_step_end", state, StepMetrics(call, index))
+                of_step = StepMetrics(call, index)
+                for hook in ends:  # not by hooks.call, because this is the inmost loop
+                    result = hook(state, of_step)
+                    if result is not None and inspect.isawaitable(result):
+                        await result
         if self.context.checkpoint_requested:
             self._save()
         if self.interrupt.pressed:
@@ -206,7 +224,7 @@ class Fit:
         self._absorb_all()
         state = self.state()
         entry: dict[str, Any] = {"epoch": self.epoch, "step": self.step}
-        entry["train"] = {name: total / self.count for name, total in self.sums.items()}
+        entry["train"] = {name: self.sums[name] / self.count for name in loss_first(self.sums)}
         entry["eval"] = None
         if hasattr(self.data, "eval_iter"):
             entry["eval"] = await self.engine.evaluate(self.spec, self.arrays, self.data, self.epoch)

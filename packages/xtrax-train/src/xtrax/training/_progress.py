@@ -110,4 +110,7 @@ class ProgressBar:
 
     def _rate(self) -> str:
         seconds = self._stepped - self._started
-        return f"{self._steps / seconds:.3g} steps/s" if seconds > 0 else ""
+        if seconds <= 0:
+            return ""
+        rate = self._steps / seconds
+        return f"{rate:,.0f} steps/s" if rate >= 100 else f"{rate:.3g} steps/s"

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from xtrax.tiling import JaxScanIterator
 from xtrax.training._batch import Batch, num_examples
 from xtrax.training._state import MODEL_STATE, ResumableState
 
@@ -96,7 +97,7 @@ def train_step(
 
         zeros = jax.tree.map(jnp.zeros_like, params)
         steps = jnp.arange(trainer.accumulate)
-        (grads, model_state), metrics = jax.lax.scan(micro, (zeros, model_state), (steps, parts))
+        (grads, model_state), metrics = JaxScanIterator()(micro, (zeros, model_state), (steps, parts))
         metrics = jax.tree.map(lambda x: jnp.sum(x, axis=0), metrics)
 
     optimizer = optax.with_extra_args_support(trainer.optimizer)
