@@ -3,6 +3,7 @@
 import contextlib
 import difflib
 import functools
+import inspect
 import io
 import operator
 import re
@@ -36,7 +37,9 @@ def parse(
     # A type that is made at run time, which no type checker can follow.
     kinds: list[Any] = []
     for name, (args_class, _) in verbs.items():
-        kinds.append(Annotated[args_class, tyro.conf.subcommand(name, prefix_name=False)])  # ty: ignore[invalid-type-form]
+        summary = (inspect.getdoc(args_class) or "").partition("\n\n")[0]
+        verb = tyro.conf.subcommand(name, prefix_name=False, description=summary)
+        kinds.append(Annotated[args_class, verb])  # ty: ignore[invalid-type-form]
     any_verb: Any = functools.reduce(operator.or_, kinds)
     args = _quiet(lambda: tyro.cli(any_verb, prog=prog, args=arguments, description=_DESCRIPTION), prog)
     if args is None:
@@ -59,7 +62,11 @@ def _quiet(parse_them: Callable[[], Any], prog: str) -> Any:
 def _condensed(box: str) -> str:
     """What is said in the box that tyro draws around an error, as one line: without its title, rules and advice."""
     text = re.sub(r"\x1b\[[0-9;]*m", "", box)
-    lines = [line.strip("│| ") for line in text.splitlines()[1:] if not line.startswith(("╰", "+-"))]
-    parts = re.split(r"[─-]{10,}", " ".join(lines))
+    drawn = [line.strip("│|") for line in text.splitlines()[1:] if not line.startswith(("╰", "+-"))]
+    if "Missing from" in "".join(drawn[:1]):
+        said = drawn[: next((i for i, line in enumerate(drawn) if re.search(r"[─-]{10,}", line)), len(drawn))]
+        missing = [line.split()[0] for line in said if re.match(r" {5}\S", line)]  # an argument's help stands deeper
+        return f"The following arguments are required: {', '.join(missing)}"
+    parts = re.split(r"[─-]{10,}", " ".join(line.strip() for line in drawn))
     wanted = [part.strip() for part in parts if not re.search(r"full helptext|Argument helptext", part)]
     return "; ".join(re.split(r"\s*Got errors:", part)[0].rstrip(". ") for part in wanted if part) or "cannot be parsed"

@@ -20,11 +20,34 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeAlias
 
 import tyro
 
 from xtrax.cli._defaults import RUNS_DIR
+
+_Fn: TypeAlias = Annotated[str, tyro.conf.arg(metavar="MODULE:SYMBOL")]
+_Shapes: TypeAlias = Annotated[str, tyro.conf.arg(metavar="SHAPES")]
+
+
+@dataclass(frozen=True)
+class ExportArgs:
+    """Write the program that jax makes of a function for given shapes, as StableHLO.
+
+    Example: xtrax export --fn jax.nn:softmax --shapes "x=(4,3)f32" --out softmax.mlir
+    """
+
+    fn: _Fn
+    """The function. It is imported: trust it as you would a script."""
+
+    shapes: _Shapes
+    """The shapes of its arguments: name=(d0,d1,...)dtype, separated by blanks; dots in a name make dicts."""
+
+    serialized: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Write bytes that jax.export.deserialize reads, which call the function without its code."""
+
+    out: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    """The file to write; standard output if left out, for text."""
 
 
 @dataclass(frozen=True)
@@ -83,29 +106,108 @@ class SweepArgs:
     """The folder that holds the runs."""
 
 
+@dataclass(frozen=True)
+class GraphValidateArgs:
+    """Judge each node of a graph of stages, and write the verdicts into its file.
+
+    Prints one JSON object; exits with 1 if a node does not pass.
+
+    Example: xtrax graph-validate pipeline.json
+    """
+
+    graph: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="GRAPH")]
+    """The JSON file. It names code to import: trust it as you would a script."""
+
+
+@dataclass(frozen=True)
+class GraphPlanArgs:
+    """Judge a graph of stages, and tell how the axes of each node would be mapped.
+
+    Prints one JSON object; exits with 1 if a node does not pass.
+
+    Example: xtrax graph-plan pipeline.json
+    """
+
+    graph: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="GRAPH")]
+    """The JSON file. It names code to import: trust it as you would a script."""
+
+
+@dataclass(frozen=True)
+class GraphAuthorArgs:
+    """Make a graph of stages, judge it and write it.
+
+    Prints one JSON object; exits with 1 if a node does not pass.
+
+    Example: xtrax graph-author --out pipeline.json --num-nodes 5 --seed 0
+    """
+
+    out: Annotated[Path, tyro.conf.arg(metavar="FILE")]
+    """The JSON file to write."""
+
+    num_nodes: Annotated[int, tyro.conf.arg(metavar="N")] = 4
+    """How many nodes it has."""
+
+    seed: Annotated[int, tyro.conf.arg(metavar="N")] = 0
+    """The same seed gives the same graph."""
+
+    generator: Annotated[str | None, tyro.conf.arg(metavar="MODULE:SYMBOL")] = None
+    """A class or function that returns an object with generate(seed, num_nodes); elementwise functions if left out."""
+
+    force: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Replace the file if it is there."""
+
+
+def _export(args: ExportArgs) -> int:
+    from xtrax.cli._export import export  # here, as for each verb, so that help does not import jax
+
+    return export(args.fn, args.shapes, args.serialized, args.out)
+
+
+def _graph_validate(args: GraphValidateArgs) -> int:
+    from xtrax.cli._graph import graph_validate
+
+    return graph_validate(args.graph)
+
+
+def _graph_plan(args: GraphPlanArgs) -> int:
+    from xtrax.cli._graph import graph_plan
+
+    return graph_plan(args.graph)
+
+
+def _graph_author(args: GraphAuthorArgs) -> int:
+    from xtrax.cli._graph import graph_author
+
+    return graph_author(args.out, args.generator, args.seed, args.num_nodes, args.force)
+
+
 def _run(args: RunArgs) -> int:
     began = time.perf_counter()
-    from xtrax.cli._train import run  # here, so that help does not import jax
+    from xtrax.cli._train import run
 
     return run(args.config, args.set, args.runs_dir, began=began)
 
 
 def _resume(args: ResumeArgs) -> int:
     began = time.perf_counter()
-    from xtrax.cli._resume import resume  # here, so that help does not import jax
+    from xtrax.cli._resume import resume
 
     return resume(args.run_id, args.epochs, args.in_place, args.runs_dir, began=began)
 
 
 def _sweep(args: SweepArgs) -> int:
     began = time.perf_counter()
-    from xtrax.cli._sweep import sweep  # here, so that help does not import jax
+    from xtrax.cli._sweep import sweep
 
     return sweep(args.config, args.set, args.runs_dir, began=began)
 
 
 REGISTRY: dict[str, tuple[type, Callable[[Any], int]]] = {
+    "export": (ExportArgs, _export),
     "run": (RunArgs, _run),
     "resume": (ResumeArgs, _resume),
     "sweep": (SweepArgs, _sweep),
+    "graph-validate": (GraphValidateArgs, _graph_validate),
+    "graph-plan": (GraphPlanArgs, _graph_plan),
+    "graph-author": (GraphAuthorArgs, _graph_author),
 }
