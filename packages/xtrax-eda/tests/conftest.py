@@ -39,6 +39,7 @@ class Browser:
         wanted = {"goog:chromeOptions": options, "goog:loggingPrefs": {"browser": "ALL", "performance": "ALL"}}
         session = self.send("POST", "/session", {"capabilities": {"alwaysMatch": wanted}})
         self.session = f"/session/{session['sessionId']}"
+        self.send("POST", f"{self.session}/url", {"url": "about:blank"})  # instead of the browser's own first page
 
     def send(self, method: str, path: str, body: Any = None) -> Any:
         data = None if body is None else json.dumps(body).encode()
@@ -153,6 +154,25 @@ def foreign_plan(*decisions: Any, memory: Any = None) -> Any:
     return SimpleNamespace(decisions=list(decisions), memory=memory)
 
 
+def all_kinds(budget: int = 2_000) -> Any:
+    """An axis of every kind but a while loop, and 1,500 bytes: 400, 200 for each sample, 100 for each head."""
+    memory = foreign_memory(1_500, budget, {"sample": 200.0, "head": 100.0}, fixed=400, compiles=3)
+    return foreign_plan(
+        foreign_decision("text", 4, 2, Bucket([4, 8]), "ragged"),
+        foreign_decision("ligand", 6, 4, DedupGather([0, 0, 1, 2, 2, 2], 3, 4), "copies"),
+        foreign_decision("sample", 10, 4, SafeMap(4), "too many"),
+        foreign_decision("time", 5, 1, Scan(), "a carry"),
+        foreign_decision("head", 3, 3, Vmap(), "few"),
+        memory=memory,
+    )
+
+
+def foreign_memory(estimate: Any, budget: Any, slopes: Any = None, fixed: Any = 0, compiles: Any = 0) -> Any:
+    return SimpleNamespace(
+        estimate=estimate, budget=budget, slope_by_axis=slopes or {}, fixed_bytes=fixed, compiles=compiles
+    )
+
+
 @pytest.fixture(scope="session")
 def foreign() -> Any:
     """Makers of plans that share no class with xtrax."""
@@ -165,7 +185,7 @@ def foreign() -> Any:
         WhileCarry=WhileCarry,
         Bucket=Bucket,
         DedupGather=DedupGather,
-        memory=lambda estimate, budget, slopes=None, fixed=0, compiles=0: SimpleNamespace(
-            estimate=estimate, budget=budget, slope_by_axis=slopes or {}, fixed_bytes=fixed, compiles=compiles
-        ),
+        memory=foreign_memory,
+        all_kinds=all_kinds,
+        lengths={"text": [1, 4, 5, 8]},
     )

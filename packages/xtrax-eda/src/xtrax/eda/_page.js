@@ -115,7 +115,9 @@ function stepThrough() {
       set(next);
     }, Math.min(Math.max(12000 / total, 60), 700));
   });
-  out.textContent = `${count(total)} steps, one after another. Move the slider to see which elements each one computes.`;
+  const unknown = axes.filter((axis) => axis.steps === null).map((axis) => axis.name);
+  const within = unknown.length ? ` in one turn of ${unknown.join(" and ")}` : ", one after another";
+  out.textContent = `${count(total)} steps${within}. Move the slider to see which elements each one computes.`;
   $(".back", box).disabled = true;
 }
 

@@ -114,8 +114,7 @@ def describe(axis: AxisStats, stats: PlanStats) -> str:
     if axis.kind == "vectorized":
         return f"All {plural(axis.cardinality, 'element')} at once."
     if axis.kind == "chunked" and axis.steps is not None:
-        chunk = ceil_div(axis.cardinality, axis.steps) if axis.steps else 0
-        text = f"{plural(axis.steps, 'chunk')} of {plural(chunk, 'element')}, one after another"
+        text = f"{plural(axis.steps, 'chunk')} of {plural(axis.chunk, 'element')}, one after another"
         twice = (axis.computed or 0) - axis.cardinality
         return f"{text}; the last overlaps, so {count_text(twice)} are computed twice." if twice else f"{text}."
     if axis.strategy == "WhileCarry":

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Literal, TypeAlias
 
-from xtrax.eda._words import ceil_div, count_text, percent_text, plural
+from xtrax.eda._words import count_text, percent_text, plural
 from xtrax.eda.types import AxisStats, BucketStats, DedupStats, PlanStats
 
 Style: TypeAlias = Literal["fill", "hatch", "ghost"]
@@ -62,7 +62,7 @@ def caption(axis: AxisStats, stats: PlanStats) -> str:
     if axis.kind == "chunked" and axis.steps:
         twice = (axis.computed or 0) - axis.cardinality
         again = f", {count_text(twice)} computed twice" if twice else ""
-        return f"{plural(axis.steps, 'chunk')} of {count_text(ceil_div(axis.cardinality, axis.steps))}{again}"
+        return f"{plural(axis.steps, 'chunk')} of {count_text(axis.chunk)}{again}"
     if axis.strategy == "WhileCarry":
         return "until the condition fails"
     if axis.kind == "sequential":
@@ -87,7 +87,7 @@ def _lanes(x: float, width: float, lanes: int, style: Style = "fill") -> Iterato
 
 
 def _chunks(axis: AxisStats, steps: int) -> Iterator[Mark]:
-    size = ceil_div(axis.cardinality, steps)
+    size = axis.chunk
     blocks = list(_blocks(steps))
     for x, width in blocks[:-1]:
         yield from _lanes(x, width, size)

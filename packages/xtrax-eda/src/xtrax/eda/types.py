@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Literal, Protocol, TypeAlias
 
-from xtrax.eda._words import byte_text, count_text, percent_text, plural
+from xtrax.eda._words import byte_text, ceil_div, count_text, percent_text, plural
 
 Kind: TypeAlias = Literal["vectorized", "chunked", "sequential", "deduplicated", "padded", "other"]
 """How the elements of an axis are run."""
@@ -91,6 +91,11 @@ class AxisStats:
     reasoning: str
     memory_estimate_bytes: int | None = None
     tile_granularity: int = 1
+
+    @property
+    def chunk(self) -> int:
+        """How many elements a step computes: less than `batch_size` where chunks are balanced."""
+        return ceil_div(self.cardinality, self.steps) if self.kind == "chunked" and self.steps else self.batch_size
 
 
 @dataclasses.dataclass(frozen=True)
@@ -240,7 +245,7 @@ class PlanStats:
         """How many elements of the innermost function are computed at once, at most."""
         product = 1
         for axis in self.axes:
-            product *= axis.batch_size
+            product *= axis.chunk
         return product
 
     def __str__(self) -> str:
