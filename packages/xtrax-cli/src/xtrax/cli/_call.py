@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from xtrax.cli._errors import CLIError, UsageError, tell
 from xtrax.cli._imports import load_fn, near
-from xtrax.cli._shapes import Shape, Shapes, parse_shapes
+from xtrax.cli._shapes import Shape, Shapes
 
 _WIDE = {"float64", "int64", "uint64", "complex128"}
 
@@ -64,23 +64,21 @@ class Call:
             raise CLIError(f"{self.path} fails for these shapes: {tell(error)}") from error
 
 
-def abstract_call(path: str, text: str) -> Call:
+def abstract_call(path: str, shapes: Shapes) -> Call:
     """Import a function, and bind shapes to its arguments by name.
 
     Args:
         path: `module:symbol`.
-        text: The shapes. Each name is that of an argument, or of a dict that is one.
+        shapes: The shapes. Each name is that of an argument.
 
     Raises:
         CLIImportError: If the function cannot be imported.
-        ShapeParseError: If the shapes do not follow the grammar.
         CLIError: If the function takes other arguments, or a dtype of 64 bits is switched off.
     """
-    shapes = parse_shapes(text)
     fn = load_fn(path)
     if isinstance(fn, type):
         raise CLIError(f"{path} is a class; name a function of arrays, or an instance that can be called")
-    _check_width(shapes, path)
+    _check_width(shapes)
     given = {name: _abstract(shape) for name, shape in shapes.items()}
     try:
         parameters = inspect.signature(fn).parameters.values()
@@ -115,13 +113,13 @@ def _bind(path: str, fn: Callable[..., Any], parameters: list[inspect.Parameter]
     return Call(path, fn, args, {name: given[name] for name in rest}, tuple(names))
 
 
-def _check_width(shapes: Shapes, path: str) -> None:
+def _check_width(shapes: Shapes) -> None:
     """Refuse 64 bits where jax would quietly take 32: what is shown would not be what was asked for."""
     if jax.config.jax_enable_x64:
         return
     for name, shape in shapes.items():
         if not isinstance(shape, Shape):
-            _check_width(shape, path)
+            _check_width(shape)
         elif shape.dtype in _WIDE:
             raise UsageError(
                 f"{name} is {shape.dtype}, but jax has 64 bits switched off; set JAX_ENABLE_X64=1, "

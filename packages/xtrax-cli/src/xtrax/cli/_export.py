@@ -6,18 +6,19 @@ import jax
 import jax.export
 
 from xtrax.cli._call import abstract_call
-from xtrax.cli._errors import CLIError, UsageError
+from xtrax.cli._errors import CLIError
+from xtrax.cli._shapes import Shapes
 from xtrax.cli._write import write
 
 
-def export(fn: str, shapes: str, serialized: bool, out: Path | None) -> int:
+def export(fn: str, shapes: Shapes, serialized: bool, out: Path | None) -> int:
     """Write the program of a function for these shapes.
 
     Args:
         fn: `module:symbol`.
         shapes: The shapes of its arguments.
         serialized: Whether to write what `jax.export.deserialize` reads, rather than text.
-        out: The file; standard output if None, for text alone.
+        out: The file; standard output if None, which only text can go to.
 
     Returns:
         The exit code, 0.
@@ -25,8 +26,6 @@ def export(fn: str, shapes: str, serialized: bool, out: Path | None) -> int:
     Raises:
         CLIError: If the function cannot be traced, or serialised, or the file not written.
     """
-    if serialized and out is None:
-        raise UsageError("--serialized writes bytes; say where, by --out FILE")
     call = abstract_call(fn, shapes)
     jitted = jax.jit(call.program())
     if not serialized:

@@ -7,7 +7,7 @@ from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from xtrax.cli._errors import CLIError, UsageError, tell
+from xtrax.cli._errors import CLIError, tell
 from xtrax.cli._imports import add_import_paths, load_fn
 from xtrax.cli._version import __version__
 from xtrax.cli._write import write
@@ -78,9 +78,6 @@ def graph_author(out: Path, generator: str | None, seed: int, num_nodes: int, fo
     Raises:
         CLIError: If the generator fails or gives no graph, or the file is there or cannot be written.
     """
-    for option, value, least in (("--seed", seed, 0), ("--num-nodes", num_nodes, 1)):
-        if value < least:
-            raise UsageError(f"{option} must be at least {least}, found {value}")
     if out.exists() and not force:
         raise CLIError(f"{out} is there already; name another file, or say --force to replace it")
     name = generator or "xtrax.stages.graph:TemplateGenerator"

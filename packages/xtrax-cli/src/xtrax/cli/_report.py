@@ -1,5 +1,6 @@
 """What a run says: to its log, to the terminal, and at the end."""
 
+import io
 import logging
 import shlex
 from collections.abc import Generator, Mapping
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.table import Table
 
 from xtrax.cli._defaults import RUNS_DIR
 from xtrax.cli._errors import OutputClosed
@@ -104,9 +106,16 @@ def say(console: Console, text: str, style: str | None = None) -> None:
     console.print(text, style=style, markup=False, highlight=False, soft_wrap=True, emoji=False)
 
 
-def table_console(console: Console) -> Console:
-    """A console for a table: as wide as it likes where the output is not a terminal, so that a row is a line."""
-    return console if console.is_terminal else Terminal(file=console.file, width=10_000)
+def print_table(console: Console, table: Table) -> None:
+    """Print a table; where the output is not a terminal, a row is a line, however long."""
+    if console.is_terminal:
+        console.print(table)
+        return
+    wide = Console(file=io.StringIO(), width=10_000)
+    with wide.capture() as captured:
+        wide.print(table)
+    for line in captured.get().splitlines():
+        say(console, line.rstrip())
 
 
 def resume_command(folder: Path, rest: str) -> str:

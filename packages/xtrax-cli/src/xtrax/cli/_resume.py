@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 from xtrax.cli._build import build
-from xtrax.cli._errors import CLIError, UsageError, tell
+from xtrax.cli._errors import CLIError, tell
 from xtrax.cli._folder import RunFolder, find_run, read_manifest
 from xtrax.cli._report import resume_command
 from xtrax.cli._train import has_checkpoint, train
@@ -18,7 +18,8 @@ def resume(run_id: str, epochs: int | None, in_place: bool, runs_dir: Path, *, b
 
     Args:
         run_id: The run.
-        epochs: How many more epochs, in a new run. An epoch that was left in its middle counts as one of them.
+        epochs: How many more epochs, in a new run, at least 1. An epoch that was left in its middle counts as one of
+            them. None if `in_place`.
         in_place: Instead, finish the run in its own folder.
         runs_dir: The folder that holds the runs.
         began: `time.perf_counter()` when the command began.
@@ -30,12 +31,6 @@ def resume(run_id: str, epochs: int | None, in_place: bool, runs_dir: Path, *, b
         CLIError: If there is no such run, it has no checkpoint, or its code or configuration no longer fit it.
         RunError: If it failed after a step.
     """
-    if in_place == (epochs is not None):
-        raise UsageError(
-            f"say either --epochs N (a new run) or --in-place (finish the old one): xtrax resume {run_id} ..."
-        )
-    if epochs is not None and epochs < 1:
-        raise UsageError(f"--epochs must be at least 1, found {epochs}")
     old = find_run(runs_dir, run_id)
     manifest = read_manifest(old)
     if manifest.get("kind") == "sweep":

@@ -16,7 +16,7 @@ from xtrax.cli._build import build, resolve
 from xtrax.cli._defaults import INTERRUPTED, RUNS_DIR
 from xtrax.cli._errors import CLIError, OutputClosed
 from xtrax.cli._folder import RunFolder, jsonable, read_manifest
-from xtrax.cli._report import Terminal, say, table_console
+from xtrax.cli._report import Terminal, print_table, say
 from xtrax.cli._sweep_config import Point, Sweep, load_sweep
 from xtrax.cli._train import has_checkpoint, train
 from xtrax.cli.config import ConfigError
@@ -189,7 +189,7 @@ class _Running:
             seconds=seconds,
         )
         best = order[0] if order else None
-        table_console(self.console).print(self._table(order))
+        print_table(self.console, self._table(order))
         say(self.console, f"everything is in {self.folder.path}", "bold")
         if best is not None:
             say(self.console, "next", "bold")

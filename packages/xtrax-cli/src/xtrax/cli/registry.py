@@ -20,14 +20,84 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import tyro
 
 from xtrax.cli._defaults import RUNS_DIR
+from xtrax.cli._errors import UsageError
+from xtrax.cli._plan_request import PlanRequest
+from xtrax.cli._shapes import parse_shapes
 
 _Fn: TypeAlias = Annotated[str, tyro.conf.arg(metavar="MODULE:SYMBOL")]
 _Shapes: TypeAlias = Annotated[str, tyro.conf.arg(metavar="SHAPES")]
+_Budget: TypeAlias = Annotated[str | None, tyro.conf.arg(metavar="BYTES")]
+_BatchSize: TypeAlias = Annotated[int | None, tyro.conf.arg(metavar="N")]
+_PerElement: TypeAlias = Annotated[bool, tyro.conf.FlagCreatePairsOff]
+_Axes: TypeAlias = Annotated[str | None, tyro.conf.arg(metavar="AXES")]
+
+
+@dataclass(frozen=True)
+class PlanArgs:
+    """Plan how the axes of a function are mapped, and print it as a table.
+
+    Example: xtrax plan --fn jax.nn:softmax --shapes "x=(65536,64)f32" --budget 16MB
+    """
+
+    fn: _Fn
+    """A function of a batch. It is imported: trust it as you would a script."""
+
+    shapes: _Shapes
+    """The shapes of its arguments: name=(d0,d1,...)dtype, separated by blanks; dots in a name make dicts."""
+
+    budget: _Budget = None
+    """The most memory that the plan may take, such as 2GB (10^9 each) or 1.5GiB (2^30 each); "device" for what the
+    device has."""
+
+    batch_size: _BatchSize = None
+    """Elements of an axis at once, where they do not all fit. Left out: as @axis_config says, else as many as fit."""
+
+    per_element: _PerElement = False
+    """The function takes one element, and the shapes have the axes of --axes in front of it."""
+
+    axes: _Axes = None
+    """With --per-element, the axes of each argument, outermost first: "x=batch,chain y=batch"."""
+
+    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Print one JSON object instead of the table."""
+
+
+@dataclass(frozen=True)
+class ExplainArgs:
+    """Plan how the axes of a function are mapped, and tell why: as JSON, text, an interactive page or a figure.
+
+    Example: xtrax explain --fn jax.nn:softmax --shapes "x=(65536,64)f32" --batch-size 1024 --fmt html --out plan.html
+    """
+
+    fn: _Fn
+    """A function of a batch. It is imported: trust it as you would a script."""
+
+    shapes: _Shapes
+    """The shapes of its arguments: name=(d0,d1,...)dtype, separated by blanks; dots in a name make dicts."""
+
+    budget: _Budget = None
+    """The most memory that the plan may take, such as 2GB (10^9 each) or 1.5GiB (2^30 each); "device" for what the
+    device has."""
+
+    batch_size: _BatchSize = None
+    """Elements of an axis at once, where they do not all fit. Left out: as @axis_config says, else as many as fit."""
+
+    per_element: _PerElement = False
+    """The function takes one element, and the shapes have the axes of --axes in front of it."""
+
+    axes: _Axes = None
+    """With --per-element, the axes of each argument, outermost first: "x=batch,chain y=batch"."""
+
+    fmt: Literal["json", "text", "html", "png"] = "json"
+    """The form; png needs matplotlib."""
+
+    out: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    """The file to write; standard output if left out, except for png."""
 
 
 @dataclass(frozen=True)
@@ -157,10 +227,37 @@ class GraphAuthorArgs:
     """Replace the file if it is there."""
 
 
-def _export(args: ExportArgs) -> int:
-    from xtrax.cli._export import export  # here, as for each verb, so that help does not import jax
+# The imports stand inside the functions, after the checks, so that neither help nor a usage error imports jax.
 
-    return export(args.fn, args.shapes, args.serialized, args.out)
+
+def _request(args: PlanArgs | ExplainArgs) -> PlanRequest:
+    """What is to be planned, checked as far as that goes without jax."""
+    return PlanRequest.parse(args.fn, args.shapes, args.budget, args.batch_size, args.per_element, args.axes)
+
+
+def _plan(args: PlanArgs) -> int:
+    request = _request(args)
+    from xtrax.cli._plan import plan
+
+    return plan(request, args.json)
+
+
+def _explain(args: ExplainArgs) -> int:
+    request = _request(args)
+    if args.fmt == "png" and args.out is None:
+        raise UsageError("--fmt png writes bytes; say where, by --out FILE")
+    from xtrax.cli._plan import explain
+
+    return explain(request, args.fmt, args.out)
+
+
+def _export(args: ExportArgs) -> int:
+    shapes = parse_shapes(args.shapes)
+    if args.serialized and args.out is None:
+        raise UsageError("--serialized writes bytes; say where, by --out FILE")
+    from xtrax.cli._export import export
+
+    return export(args.fn, shapes, args.serialized, args.out)
 
 
 def _graph_validate(args: GraphValidateArgs) -> int:
@@ -176,6 +273,9 @@ def _graph_plan(args: GraphPlanArgs) -> int:
 
 
 def _graph_author(args: GraphAuthorArgs) -> int:
+    for option, value, least in (("--seed", args.seed, 0), ("--num-nodes", args.num_nodes, 1)):
+        if value < least:
+            raise UsageError(f"{option} must be at least {least}, found {value}")
     from xtrax.cli._graph import graph_author
 
     return graph_author(args.out, args.generator, args.seed, args.num_nodes, args.force)
@@ -190,6 +290,12 @@ def _run(args: RunArgs) -> int:
 
 def _resume(args: ResumeArgs) -> int:
     began = time.perf_counter()
+    if args.in_place == (args.epochs is not None):
+        raise UsageError(
+            f"say either --epochs N (a new run) or --in-place (finish the old one): xtrax resume {args.run_id} ..."
+        )
+    if args.epochs is not None and args.epochs < 1:
+        raise UsageError(f"--epochs must be at least 1, found {args.epochs}")
     from xtrax.cli._resume import resume
 
     return resume(args.run_id, args.epochs, args.in_place, args.runs_dir, began=began)
@@ -203,6 +309,8 @@ def _sweep(args: SweepArgs) -> int:
 
 
 REGISTRY: dict[str, tuple[type, Callable[[Any], int]]] = {
+    "plan": (PlanArgs, _plan),
+    "explain": (ExplainArgs, _explain),
     "export": (ExportArgs, _export),
     "run": (RunArgs, _run),
     "resume": (ResumeArgs, _resume),
