@@ -57,7 +57,7 @@ def test_the_order_depends_on_seed_and_epoch_alone():
 
 
 def test_a_shuffle_reaches_every_place():
-    counts = np.zeros((6, 6))
+    counts: np.ndarray = np.zeros((6, 6))
     for epoch in range(600):
         (batch,) = seen(ArrayDataModule(arrays(6), 6, seed=3).train_iter(epoch=epoch))
         counts[np.arange(6), batch] += 1

@@ -1,5 +1,6 @@
 """A run that stops anywhere and is resumed ends in the same bits as one that never stopped."""
 
+import asyncio
 import json
 import os
 import signal
@@ -278,3 +279,21 @@ def test_checkpoint_every_steps_is_resumed_from(dropout_state, optimizer, array_
     engine.fit_sync(dropout_state, array_data, 1, checkpoint_dir=tmp_path, resume=True)
     assert len(engine.history) == 1
     assert engine.history[0]["eval"] is not None
+
+
+def test_ctrl_c_of_a_coroutine_saves_too(dropout_state, optimizer, array_data, tmp_path, squared, assert_same_bits):
+    class Press:
+        def on_step_end(self, state, metrics):
+            if metrics.step == 5:
+                os.kill(os.getpid(), signal.SIGINT)
+            # asyncio cancels the coroutine when it next waits, which it does every 50 ms.
+            time.sleep(0.06 if metrics.step >= 5 else 0)
+
+    trainer = Trainer(squared, optimizer, vmap=True)
+    engine = Engine(trainer, [Press()])
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(engine.fit(dropout_state, array_data, 3, checkpoint_dir=tmp_path))
+    with get_checkpoint_manager(tmp_path) as manager:
+        assert manager.latest_step() == 5
+    resumed = Engine(trainer).fit_sync(dropout_state, array_data, 3, checkpoint_dir=tmp_path, resume=True)
+    assert_same_bits(resumed, Engine(trainer).fit_sync(dropout_state, array_data, 3))
