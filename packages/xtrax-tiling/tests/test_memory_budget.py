@@ -73,7 +73,7 @@ def test_one_byte_too_many_demotes():
     )
 
 
-def test_axes_are_demoted_in_the_order_given_until_the_plan_fits():
+def test_seed_joint_budget_demotes_greedily_in_spec_order_until_the_plan_fits():
     slopes = {"a": 1, "b": 10, "c": 100}
     specs = [AxisSpec(name, 64, 16) for name in "abc"]
     # 64 + 640 + 6400 = 7104 at first; with a in chunks 7056; with a and b 6576; with all 1776.
@@ -150,7 +150,7 @@ def test_an_axis_no_larger_than_its_default_is_not_demoted():
     assert list(made.memory.slope_by_axis) == ["large"]
 
 
-def test_carries_duplicates_and_buckets_keep_their_rules_and_count_in_the_estimate():
+def test_seed_joint_budget_leaves_carries_duplicates_and_buckets_to_their_rules():
     carry = CarrySpec("time", (), lambda carry, x: (carry, x))
     dedup = DedupSpec("copies", np.array([0, 2, 3]), np.array([0, 0, 1, 2, 1]), k=3)
     specs = [
