@@ -22,7 +22,7 @@ def planned(*specs, **planner):
 
 
 def test_a_plan_with_every_strategy():
-    dedup = DedupSpec("ligand", [0, 2, 3], [0, 0, 1, 2, 2], k=3)
+    dedup = DedupSpec("ligand", np.array([0, 2, 3]), np.array([0, 0, 1, 2, 2]), k=3)
     carries = [
         CarrySpec("time", 0.0, lambda c, x: (c, x)),
         CarrySpec("solve", 1.0, lambda c: c / 2, collect_outputs=False, cond=lambda c: c > 0.1),

@@ -1,6 +1,7 @@
 """What the analyses return, and what they need of a plan."""
 
 import dataclasses
+import html
 from collections.abc import Sequence
 from typing import Literal, Protocol, TypeAlias
 
@@ -248,6 +249,42 @@ class PlanStats:
             product *= axis.chunk
         return product
 
+    @property
+    def elements_computed(self) -> int | None:
+        """How many elements of the innermost function are computed in the whole nest; None if an axis cannot tell."""
+        product = 1
+        for axis in self.axes:
+            if axis.computed is None:
+                return None
+            product *= axis.computed
+        return product
+
+    @property
+    def programs(self) -> int:
+        """How many programs the plan compiles, at most: one for each combination of buckets that are not empty."""
+        product = 1
+        for bucket in self.bucket_stats.values():
+            used = bucket.boundaries if bucket.occupancy is None else [n for n in bucket.occupancy if n]
+            product *= len(used)
+        return product
+
+    @property
+    def waste(self) -> float | None:
+        """The fraction of what is computed that is padding, or computed before; None if an axis cannot tell."""
+        useful = 1.0
+        for axis in self.axes:
+            if axis.computed is None:
+                return None
+            if axis.computed == 0:
+                continue
+            if dedup := self.dedup_stats.get(axis.name):
+                useful *= dedup.unique / axis.computed
+                continue
+            useful *= axis.cardinality / axis.computed
+            if bucket := self.bucket_stats.get(axis.name):
+                useful *= 1 - (bucket.waste or 0.0)
+        return 1 - useful
+
     def __str__(self) -> str:
         """The plan explained, a few lines for each axis."""
         lines = [f"{plural(self.total_axes, 'axis')}, the outermost first"] if self.axes else ["A plan without axes"]
@@ -266,3 +303,76 @@ class PlanStats:
             lines.append(f"memory: {byte_text(self.memory.estimate)}{budget}")
         lines += [f"warning: {warning}" for warning in self.memory_warnings]
         return "\n".join(lines)
+
+
+@dataclasses.dataclass(frozen=True)
+class ComparedRow:
+    """One thing about two plans.
+
+    Args:
+        label: what it is, or the name of an axis.
+        unit: of what `a` and `b` are.
+        a: of the first plan; None if it is not known, or if the plan has no such axis.
+        b: of the second plan.
+    """
+
+    label: str
+    unit: Literal["bytes", "count", "fraction", "text"]
+    a: int | float | str | None
+    b: int | float | str | None
+
+    @property
+    def change(self) -> float | None:
+        """`b / a` of bytes and counts; None where that says nothing."""
+        if self.unit not in ("bytes", "count") or isinstance(self.a, str) or isinstance(self.b, str):
+            return None
+        return None if not self.a or self.b is None else self.b / self.a
+
+    def cells(self) -> tuple[str, str, str, str]:
+        """The row as text: label, both values, change."""
+        change = "" if self.change is None else f"{self.change:.3g}x"
+        return self.label, self._text(self.a), self._text(self.b), change
+
+    def _text(self, value: int | float | str | None) -> str:
+        if value is None:
+            return "no such axis" if self.unit == "text" else "not known"
+        if isinstance(value, str):
+            return value
+        if self.unit == "bytes":
+            return byte_text(value)
+        return percent_text(value) if self.unit == "fraction" else count_text(int(value))
+
+
+@dataclasses.dataclass(frozen=True)
+class PlanComparison:
+    """Two plans side by side.
+
+    Args:
+        names: what the two are called.
+        a: the statistics of the first.
+        b: the statistics of the second.
+        rows: what is compared, the whole plans first, then each axis.
+    """
+
+    names: tuple[str, str]
+    a: PlanStats
+    b: PlanStats
+    rows: tuple[ComparedRow, ...]
+
+    def __str__(self) -> str:
+        """The rows as a table."""
+        table = [("", *self.names, "change"), *(row.cells() for row in self.rows)]
+        widths = [max(len(row[i]) for row in table) for i in range(4)]
+        return "\n".join(
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table
+        )
+
+    def _repr_html_(self) -> str:
+        head = "".join(f'<th scope="col">{html.escape(cell)}</th>' for cell in ("", *self.names, "change"))
+        body = "".join(
+            f'<tr><th scope="row">{html.escape(label)}</th>'
+            + "".join(f"<td>{html.escape(cell)}</td>" for cell in cells)
+            + "</tr>"
+            for label, *cells in (row.cells() for row in self.rows)
+        )
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
