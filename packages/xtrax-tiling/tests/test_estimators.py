@@ -20,7 +20,7 @@ from xtrax.tiling import (
     lowered_memory_estimate,
     memory_estimator,
 )
-from xtrax.tiling.estimators import host_memory_limit
+from xtrax.tiling._host_memory import host_memory_limit
 
 
 class FakeDevice:
