@@ -1,0 +1,181 @@
+"""Every example that the two documents xtrax started from print runs as printed, given what it takes for granted."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+PREFLIGHT = """\
+import xtrax
+
+# Version check — this skill is written for v0.4.0a5 (0.4.0 alpha line moves fast;
+# any 0.4.0aN is close enough, but re-verify sections touched by later alphas)
+assert xtrax.__version__.startswith("0.4.0"), f"Expected xtrax 0.4.0aN, got {xtrax.__version__}"
+"""
+
+STATIC_FIELDS = """\
+class AxisBoundary(eqx.Module):
+    fuse: Fuse | BoundaryCallable | None = eqx.field(static=True, default=None)
+    tap: Tap | BoundaryCallable | None = eqx.field(static=True, default=None)
+    sink: Sink | BoundaryCallable | None = eqx.field(static=True, default=None)
+    # No dynamic leaves; tree_flatten returns empty leaves
+"""
+
+NO_DYNAMIC_LEAVES = """\
+import jax.tree_util
+leaves = jax.tree_util.tree_leaves(my_boundary)
+assert len(leaves) == 0, "AxisBoundary must have no dynamic leaves"
+"""
+
+PYTREE_INVARIANT = """\
+boundary = AxisBoundary(fuse=my_fuse_fn, tap=None, sink=None)
+leaves = jax.tree_util.tree_flatten(boundary)[0]
+assert leaves == [], "Expected no dynamic leaves in AxisBoundary"
+"""
+
+CALLBACK_SHIM = """\
+from xtrax.stages._callback import io_callback
+"""
+
+FILTER_JIT = """\
+# Preferred: filter_jit with static-only callables
+@eqx.filter_jit
+def inference_step(model: eqx.Module, x):
+    # model may have static fields (callables); filter_jit handles correctly
+    return model(x)
+"""
+
+MINIMAL_WORKING_PATTERN = '''\
+import jax
+from xtrax.tiling.plan import AxisSpec, BatchPlanner, BatchPlan
+from xtrax.tiling.dispatch import make_axis_dispatch
+
+# Step 1: Define axis specification
+axis_spec = AxisSpec(
+    name="batch",
+    cardinality=100,           # 100 samples
+    default_batch_size=32,     # chunk size for SafeMap
+)
+
+# Step 2: Build batching plan
+planner = BatchPlanner()
+plan: BatchPlan = planner.plan([axis_spec])
+
+# Step 3: Extract decision for the axis
+decision = plan.decisions[0]
+print(f"Strategy: {type(decision.strategy).__name__}")
+print(f"Reasoning: {decision.reasoning}")
+
+# Step 4: Create dispatch iterator
+iterator = make_axis_dispatch(
+    decision.strategy,
+    axis="batch",
+    heterogeneous_axes=set(),
+)
+
+# Step 5: Apply iterator to a function
+def my_fn(x):
+    """Process a single sample."""
+    return x * 2
+
+samples = jax.numpy.ones((100, 10))  # (batch, features)
+results = iterator(my_fn, samples)   # (batch, features) → apply my_fn to each
+
+print(f"Output shape: {results.shape}")  # (100, 10)
+'''
+
+BOUNDED_STEP = """\
+from xtrax.jit import bounded_jit
+
+train_step = bounded_jit(step, max_traces=1)
+"""
+
+IMPORT_PATHS = """\
+from xtrax.run import RunSpec
+from xtrax.stages import AxisBoundary
+"""
+
+
+def run(block: str, **names: object) -> dict[str, object]:
+    """What a block defines, run after what it takes for granted."""
+    scope = dict(names)
+    exec(compile(block, "<printed example>", "exec"), scope)
+    return scope
+
+
+def mean_of(stacked):
+    """A reduction over the axis, as the examples take for granted."""
+    return stacked.mean(axis=0)
+
+
+def test_seed_version_assertion_holds():
+    assert run(PREFLIGHT)["xtrax"].__version__ == "0.4.0"
+
+
+def test_seed_axis_boundary_fields_are_static():
+    import equinox as eqx
+
+    from xtrax.stages import AxisBoundary, Fuse, Sink, Tap
+    from xtrax.stages.boundaries import BoundaryCallable
+
+    names = {"eqx": eqx, "Fuse": Fuse, "Tap": Tap, "Sink": Sink, "BoundaryCallable": BoundaryCallable}
+    printed = run(STATIC_FIELDS, **names)["AxisBoundary"]
+    for cls in (printed, AxisBoundary):
+        assert jax.tree.leaves(cls(fuse=mean_of)) == []
+        assert [field.metadata.get("static") for field in cls.__dataclass_fields__.values()] == [True] * 3
+
+
+def test_seed_boundaries_have_no_dynamic_leaves():
+    from xtrax.stages import AxisBoundary
+
+    run(NO_DYNAMIC_LEAVES, my_boundary=AxisBoundary(fuse=mean_of))
+    run(PYTREE_INVARIANT, AxisBoundary=AxisBoundary, my_fuse_fn=mean_of, jax=jax)
+
+
+def test_seed_callback_shim_is_jax_s_io_callback():
+    from jax.experimental import io_callback
+
+    seen = []
+    shim = run(CALLBACK_SHIM)["io_callback"]
+    for callback in (shim, io_callback):
+        jax.jit(lambda x, callback=callback: callback(lambda v: seen.append(float(v)), None, x, ordered=True))(2.0)
+        jax.effects_barrier()
+    assert seen == [2.0, 2.0]
+
+
+def test_seed_filter_jit_takes_a_model_with_static_callables():
+    import equinox as eqx
+
+    model = eqx.nn.MLP(2, 1, 4, 1, key=jax.random.key(0))
+    step = run(FILTER_JIT, eqx=eqx)["inference_step"]
+    x = jnp.array([0.5, -1.0])
+    assert jnp.allclose(step(model, x), model(x), atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore::xtrax.tiling.RemainderWarning")
+def test_seed_minimal_working_pattern(capsys):
+    scope = run(MINIMAL_WORKING_PATTERN)
+    assert jnp.array_equal(scope["results"], 2 * jnp.ones((100, 10)))
+    strategy, reasoning, shape = capsys.readouterr().out.splitlines()
+    assert strategy == "Strategy: SafeMap"
+    assert reasoning.startswith("Reasoning: ")
+    assert len(reasoning) > len("Reasoning: ")
+    assert shape == "Output shape: (100, 10)"
+
+
+def test_seed_bounded_step_refuses_the_second_trace():
+    def step(x):
+        return x + 1
+
+    train_step = run(BOUNDED_STEP, step=step)["train_step"]
+    assert train_step(jnp.ones(3)).tolist() == [2, 2, 2]
+    assert train_step(jnp.zeros(3)).tolist() == [1, 1, 1]
+    with pytest.raises(AssertionError, match=r"max_traces=1"):
+        train_step(jnp.ones(4))
+
+
+def test_seed_import_paths():
+    import xtrax
+
+    scope = run(IMPORT_PATHS)
+    assert scope["RunSpec"] is xtrax.RunSpec
+    assert scope["AxisBoundary"] is xtrax.AxisBoundary
