@@ -69,7 +69,7 @@ def test_one_byte_too_many_demotes():
     assert strategies(made) == [SafeMap(25)]
     reasoning = made.decisions[0].reasoning
     assert reasoning == (
-        "demoted to fit the budget: 4 chunks of 25; all 100 at once need 1000 bytes, so it is 250 bytes, of 999 bytes"
+        "demoted to fit the budget of 999 bytes: 4 chunks of 25; the plan needs 250 bytes instead of 1000 bytes"
     )
 
 

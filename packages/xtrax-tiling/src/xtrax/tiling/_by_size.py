@@ -5,8 +5,6 @@ from xtrax.tiling._memory import MemoryBudget, PlanMemory, byte_text, check_esti
 from xtrax.tiling._spec import AxisDecision, AxisSpec
 from xtrax.tiling.strategy import SafeMap, Vmap
 
-_DEMOTED = "demoted to fit the budget"
-
 
 def by_size(spec: AxisSpec) -> AxisDecision:
     """All at once if there are at most `default_batch_size` elements, else chunks of that."""
@@ -47,13 +45,14 @@ def fit(
         The decisions, whether or not they fit, and what they take.
     """
     known: dict[frozenset[int], int] = {}
+    because = f"demoted to fit the budget of {byte_text(budget.bytes)}"
 
     def arranged(demoted: frozenset[int]) -> tuple[AxisDecision, ...]:
         changed = list(decisions)
         for i in movable:
             spec = decisions[i].spec
             if i in demoted:
-                changed[i] = _in_chunks(spec, spec.default_batch_size, _DEMOTED)
+                changed[i] = _in_chunks(spec, spec.default_batch_size, because)
             else:
                 changed[i] = _all_at_once(spec, f"all {spec.cardinality} at once")
         return tuple(changed)
@@ -84,8 +83,8 @@ def fit(
         spec = decisions[i].spec
         if i in steps:
             before, after = steps[i]
-            numbers = f"; all {spec.cardinality} at once need {byte_text(before)}, so it is {byte_text(after)}"
-            final[i] = _in_chunks(spec, spec.default_batch_size, _DEMOTED, f"{numbers}, of {byte_text(budget.bytes)}")
+            numbers = f"; the plan needs {byte_text(after)} instead of {byte_text(before)}"
+            final[i] = _in_chunks(spec, spec.default_batch_size, because, numbers)
         else:
             final[i] = _all_at_once(spec, _kept(spec, budget.bytes, total, i in choices))
     moved = sum(slopes[d.spec.name] * d.batch_size for d in final if d.spec.name in slopes)
