@@ -67,8 +67,8 @@ SURFACE = {
         "ZarrStagingSink derive_sink_spec new_run_id read_jsonl SinkError zarr_content_digest + run_tiled RunReport "
         "open_results verify_store IntegrityReport"
     ),
-    "xtrax.run.spec": "RunSpec RuntimeBundle FeatureBatch",
-    "xtrax.run.resolver": "InputResolver",
+    "xtrax.run.spec": "RunSpec",
+    "xtrax.run.resolver": "InputResolver RuntimeBundle FeatureBatch",
     "xtrax.run.sink": "SinkSpec make_sink derive_sink_spec new_run_id StagingSink SinkError",
     "xtrax.run.zarr_sink": "ZarrStagingSink",
     "xtrax.run.jsonl_sink": "JsonlStagingSink read_jsonl",
