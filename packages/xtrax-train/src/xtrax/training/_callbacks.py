@@ -173,6 +173,7 @@ class FitContext:
     history: Sequence[Mapping[str, Any]]
     checkpoint_requested: bool = field(default=False, init=False)
     stop_requested: bool = field(default=False, init=False)
+    exit_code: int | None = field(default=None, init=False)
 
     def request_checkpoint(self) -> None:
         """Saves a checkpoint as soon as the hooks of this call have run.
@@ -187,6 +188,13 @@ class FitContext:
     def request_stop(self) -> None:
         """Ends training after this call as if it were complete; an epoch in its middle is not evaluated."""
         self.stop_requested = True
+
+    def request_exit(self, code: int) -> None:
+        """Saves a checkpoint after this call, if there is a `checkpoint_dir`, and raises `SystemExit(code)`.
+
+        It may be called from a signal handler. `on_train_end` is not called, because training goes on later.
+        """
+        self.exit_code = code
 
 
 class Hooks:

@@ -8,12 +8,17 @@ from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from jax.sharding import Mesh
+
 from xtrax.training._batch import BatchCheck
 from xtrax.training._callbacks import CallMetrics, Hooks, StepMetrics, loss_first
 from xtrax.training._checkpoint_callback import Checkpoint, EpochCheckpoint
 from xtrax.training._checks import check_bool, check_int
 from xtrax.training._fit import Fit, Interrupt, calls_behind, deferred_interrupt
+from xtrax.training._placement import make_placement
 from xtrax.training._programs import EvalProgram, TrainProgram
+from xtrax.training._safety import SafetyManager, SafetyTrainStep
+from xtrax.training._sharding import LogicalMesh, ShardingPolicy
 from xtrax.training._state import ResumableState, StateSpec
 from xtrax.training._step import Metric
 from xtrax.training._trainer import Trainer, check_state
@@ -27,7 +32,7 @@ class Engine:
     The loop does not wait for the device: steps are queued, and their metrics are read a few calls later.
 
     Args:
-        trainer: what a step does.
+        trainer: what a step does, a `Trainer` or a `SafetyTrainStep`.
         callbacks: objects with some of the hooks of `Callback`.
         validation_callbacks: objects whose `on_step_start` and `on_step_end` are called for batches of evaluation.
         metrics: for each name a function `(predictions, targets)` to one value per example, of shape `(n,)`, which is
@@ -35,6 +40,10 @@ class Engine:
         steps_per_call: training steps in one call of the compiled program, k. The results are the same bits on CPU
             whatever k is; a larger one saves Python's part of each step. A group of batches ends where their shapes
             change, and one shorter than k runs a step a call, so that there are at most two programs per shape.
+        mesh: devices to train on; by default one. Batches are split over the first axis of a mesh, or over the axes
+            that a `LogicalMesh` has for "batch"; one that they do not divide is computed whole on each. The results are
+            those of one device, to rounding. Where the mesh spans processes, each gives the same, whole batches.
+        sharding: how the model and the optimizer's state are split over the mesh; by default every device has all.
 
     Attributes:
         history: for each epoch of the last `fit`, a dict of `epoch`, `step`, `train` (the mean over the steps of the
@@ -60,14 +69,21 @@ class Engine:
 
     def __init__(
         self,
-        trainer: Trainer,
+        trainer: Trainer | SafetyTrainStep,
         callbacks: Sequence[object] = (),
         validation_callbacks: Sequence[object] = (),
         metrics: Mapping[str, Metric] | None = None,
         steps_per_call: int = 1,
+        *,
+        mesh: Mesh | LogicalMesh | None = None,
+        sharding: ShardingPolicy | None = None,
     ):
+        self.safety: SafetyManager | None = None
+        if isinstance(trainer, SafetyTrainStep):
+            self.safety = trainer.safety_manager if trainer.safety_manager.enabled else None
+            trainer = trainer.trainer
         if not isinstance(trainer, Trainer):
-            raise TypeError(f"trainer must be a Trainer, got {type(trainer).__name__}")
+            raise TypeError(f"trainer must be a Trainer or a SafetyTrainStep, got {type(trainer).__name__}")
         metrics = {} if metrics is None else metrics
         if not isinstance(metrics, Mapping):
             raise TypeError(f"metrics must be a dict of names to functions, got {type(metrics).__name__}")
@@ -77,6 +93,7 @@ class Engine:
         if "loss" in metrics:
             raise ValueError('metrics must not have the name "loss", which is the loss itself')
         self.trainer = trainer
+        self.placement = make_placement(mesh, sharding)
         self.callbacks = _check_sequence("callbacks", callbacks)
         self.metrics = dict(metrics)
         self.steps_per_call = check_int("steps_per_call", steps_per_call, at_least=1)
@@ -164,7 +181,10 @@ class Engine:
         if not callable(getattr(data, "eval_iter", None)):
             raise TypeError(f"data must have a method eval_iter(), {type(data).__name__} has none")
         spec = StateSpec.of(state)
-        run = self.evaluate(spec, spec.arrays(state), data, 0)
+        arrays = spec.arrays(state)
+        if self.placement is not None:
+            arrays = self.placement.place(spec, arrays)
+        run = self.evaluate(spec, arrays, data, 0)
         return _run(run, needs_loop=self.validation_hooks.any_async)
 
     async def _fit(
@@ -198,7 +218,14 @@ class Engine:
             if program.spec.matches(spec):
                 return program
         donate = self.trainer.donate
-        program = TrainProgram(self.trainer, spec, donate=donate, on_trace=lambda: self._count("train"))
+        program = TrainProgram(
+            self.trainer,
+            spec,
+            donate=donate,
+            on_trace=lambda: self._count("train"),
+            safety=self.safety,
+            placement=self.placement,
+        )
         self._train_programs.append(program)
         return program
 
@@ -206,7 +233,14 @@ class Engine:
         for program in self._eval_programs:
             if program.spec.matches(spec):
                 return program
-        program = EvalProgram(self.trainer, self.metrics, spec, on_trace=lambda: self._count("eval"))
+        program = EvalProgram(
+            self.trainer,
+            self.metrics,
+            spec,
+            on_trace=lambda: self._count("eval"),
+            safety=self.safety,
+            placement=self.placement,
+        )
         self._eval_programs.append(program)
         return program
 

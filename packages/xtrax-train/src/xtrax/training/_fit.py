@@ -18,6 +18,7 @@ import jax
 from xtrax.training._batch import Batch, BatchCheck, stack
 from xtrax.training._callbacks import CallMetrics, FitContext, Hooks, StepMetrics, loss_first
 from xtrax.training._checkpoint import get_checkpoint_manager, load_checkpoint, load_progress, save_checkpoint
+from xtrax.training._safety import safety_error
 from xtrax.training._source import BatchSource
 from xtrax.training._state import ResumableState, StateSpec, fresh_arrays
 
@@ -111,7 +112,7 @@ class Fit:
         if resume:
             assert self.manager is not None
             progress = load_progress(self.manager)
-            state = load_checkpoint(self.manager, state)
+            state = load_checkpoint(self.manager, self._placed(state))
             self.epoch = progress["epoch"]
             self.resume_at = progress if progress["batches"] else None
             self.sums = dict(progress["metrics"].get("sums", {}))
@@ -120,6 +121,8 @@ class Fit:
         self.spec = StateSpec.of(state)
         self.program = engine.train_program(self.spec)
         self.arrays = fresh_arrays(self.spec.arrays(state))
+        if engine.placement is not None:
+            self.arrays = engine.placement.place(self.spec, self.arrays)
         self.first_step = self.step = int(state.step)
         self.saved_step = self.step if resume else None
         self.pending: deque[CallMetrics] = deque()
@@ -134,6 +137,14 @@ class Fit:
             steps_per_epoch=getattr(data, "steps_per_epoch", None),
             history=self.history,
         )
+
+    def _placed(self, state: ResumableState) -> ResumableState:
+        """The state where the engine's mesh wants it, so that a checkpoint is read to there."""
+        placement = self.engine.placement
+        if placement is None:
+            return state
+        spec = StateSpec.of(state)
+        return spec.state(placement.place(spec, spec.arrays(state)))
 
     def state(self) -> ResumableState:
         """The state after the last call; a new object each time, over the same arrays."""
@@ -196,7 +207,13 @@ class Fit:
                 await hooks.call("on_step_start", state)
         behind = calls_behind(batch)
         run = self.program.many if fused else self.program.one
-        self.arrays, metrics = run(self.arrays, batch)
+        self.arrays, metrics, verdict = run(self.arrays, batch)
+        wanted = steps
+        if verdict is not None:
+            # What comes after a step that failed was not done.
+            steps = verdict.done
+            if steps < wanted:
+                metrics = {name: values[:steps] for name, values in metrics.items()}
         assert self.source is not None
         self.source.done += steps
         call = CallMetrics(metrics, self.step + 1, self.epoch)
@@ -212,10 +229,12 @@ class Fit:
                     result = hook(state, of_step)
                     if result is not None and inspect.isawaitable(result):
                         await result
+        if verdict is not None and steps < wanted:
+            failed = jax.tree.map(lambda x: x[steps], batch) if fused else batch
+            raise safety_error(self.engine.trainer, self.state(), failed, verdict)
         if self.context.checkpoint_requested:
             self._save()
-        if self.interrupt.pressed:
-            raise KeyboardInterrupt
+        self._leave_if_asked()
         if time.perf_counter() - self.yielded > _YIELD_SECONDS:
             await asyncio.sleep(0)
             self.yielded = time.perf_counter()
@@ -237,8 +256,14 @@ class Fit:
         self.sums, self.count = {}, 0
         if self.context.checkpoint_requested:
             self._save()
+        self._leave_if_asked()
+
+    def _leave_if_asked(self) -> None:
+        """Ends the run between two calls, for Ctrl-C or a callback; `run` saves what was done."""
         if self.interrupt.pressed:
             raise KeyboardInterrupt
+        if self.context.exit_code is not None:
+            raise SystemExit(self.context.exit_code)
 
     def _absorb(self, call: CallMetrics) -> None:
         """Adds the metrics of a call to those of the epoch, one step after another, so that grouping is no matter."""

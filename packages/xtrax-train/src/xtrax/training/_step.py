@@ -59,9 +59,16 @@ def predict(
 
 
 def train_step(
-    trainer: "Trainer", state: ResumableState, batch: Batch, scalars: set[str]
+    trainer: "Trainer",
+    state: ResumableState,
+    batch: Batch,
+    scalars: set[str],
+    check: Callable[[jax.Array, jax.Array, Any, Any], None] | None = None,
 ) -> tuple[ResumableState, dict[str, jax.Array]]:
-    """One update. Writes into `scalars` which of the loss and the aux are scalars over the batch."""
+    """One update. Writes into `scalars` which of the loss and the aux are scalars over the batch.
+
+    `check` is given the number of the step, the loss, the gradients and the updated parameters.
+    """
     n = num_examples(batch)
     if takes_key(state.model):
         key, step_key = jax.random.split(state.key)
@@ -102,7 +109,10 @@ def train_step(
 
     optimizer = optax.with_extra_args_support(trainer.optimizer)
     updates, opt_state = optimizer.update(grads, state.opt_state, params, value=metrics["loss"])
-    model = eqx.combine(eqx.apply_updates(params, updates), rest)
+    params = eqx.apply_updates(params, updates)
+    if check is not None:
+        check(state.step + 1, metrics["loss"], grads, params)
+    model = eqx.combine(params, rest)
     extras = state.extras if model_state is None else {**state.extras, MODEL_STATE: model_state}
     return ResumableState(state.step + 1, key, model, opt_state, extras), metrics
 

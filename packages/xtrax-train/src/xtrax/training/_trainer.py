@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import optax
 
-from xtrax.training._batch import BatchCheck
+from xtrax.training._batch import Batch, BatchCheck
 from xtrax.training._checks import check_bool, check_int
 from xtrax.training._programs import TrainProgram
 from xtrax.training._state import ResumableState, StateSpec
@@ -82,11 +82,15 @@ class Trainer:
             ValueError: a batch or loss with the wrong contents or shapes; the message names the leaf.
         """
         check_state(state)
-        checked, _ = self._check(batch)
+        checked, _ = self.check_batch(batch)
         spec = StateSpec.of(state)
         program = self._program(spec)
-        arrays, metrics = program.one(spec.arrays(state), checked)
+        arrays, metrics, _ = program.one(spec.arrays(state), checked)
         return spec.state(arrays), {name: value[0] for name, value in metrics.items()}
+
+    def check_batch(self, batch: Any) -> tuple[Batch, Any]:
+        """The batch as a dict, and its signature, after the checks that `step` describes."""
+        return self._check(batch)
 
     def _program(self, spec: StateSpec) -> TrainProgram:
         for program in self._programs:
