@@ -1,5 +1,6 @@
 """The command line itself: quick, quiet, and telling the fix."""
 
+import shlex
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -28,6 +29,13 @@ def test_importing_the_package_imports_neither_tyro_nor_jax():
         (["rnu", "x.toml"], 2),
         (["run"], 2),
         (["resume", "x", "--epochs", "many"], 2),
+        (["resume", "x"], 2),
+        (["plan", "--help"], 0),
+        (["plan", "--fn", "a:b", "--shapes", "x=(3)f33"], 2),
+        (["plan", "--fn", "a:b", "--shapes", "x=(3)f32", "--budget", "much"], 2),
+        (["explain", "--fn", "a:b", "--shapes", "x=(3)f32", "--fmt", "png"], 2),
+        (["export", "--fn", "a:b", "--shapes", "x=(3)f32", "--serialized"], 2),
+        (["graph-author", "--out", "g.json", "--num-nodes", "0"], 2),
     ],
 )
 def test_help_version_completion_and_usage_errors_import_no_jax(arguments, code):
@@ -49,9 +57,27 @@ def test_the_help_of_each_verb_has_an_example(verb, capsys):
     ("arguments", "words"),
     [
         (["rnu", "train.toml"], ["'rnu'", "did you mean xtrax run?"]),
-        (["zzzzz"], ["'zzzzz'", "there are run, resume"]),
+        (["zzzzz"], ["'zzzzz'", "there are plan, explain, export, run, resume"]),
         ([], ["name a verb", "run", "resume", "xtrax --help"]),
-        (["run"], ["required", "CONFIG", "xtrax run --help"]),
+        (["run"], ["required: CONFIG;", "xtrax run --help"]),
+        (["plan"], ["required: --fn, --shapes;", "xtrax plan --help"]),
+        (["plan", "--fn", "a:b"], ["required: --shapes;", "xtrax plan --help"]),
+        (["plan", "--fn", "a:b", "--shapes", "x=(3)f32", "--batch-size", "0"], ["--batch-size must be at least 1"]),
+        (["plan", "--fn", "a:b", "--shapes", "x=(3)f32", "--batch-size", "2.5"], ["--batch-size", "2.5"]),
+        (["plan", "--fn", "a:b", "--shapes", "x=(3)f32", "--budget", "2 apples"], ["--budget", "'2 apples'", "2GB"]),
+        (["plan", "--fn", "a:b", "--shapes", "x=(3)f32", "--budget", "0"], ["--budget must be at least 1 byte"]),
+        (["plan", "--fn", "a:b", "--shapes", "x=(3)f32", "--budget", "0.1B"], ["--budget must be at least 1 byte"]),
+        (["plan", "--fn", "a:b", "--shapes", "x=(3)f32", "--per-element"], ["--per-element needs --axes", "x=batch"]),
+        (["plan", "--fn", "a:b", "--shapes", "x=(3)f32", "--axes", "x=b"], ["say --per-element"]),
+        (["explain", "--fn", "a:b", "--shapes", "x=(3)f32", "--fmt", "png"], ["--fmt png writes bytes", "--out FILE"]),
+        (["explain", "--fn", "a:b", "--shapes", "x=(3)f32", "--fmt", "pdf"], ["--fmt", "pdf", "json"]),
+        (
+            ["export", "--fn", "a:b", "--shapes", "x=(3)f32", "--serialized"],
+            ["--serialized writes bytes", "--out FILE"],
+        ),
+        (["graph-author", "--out", "g.json", "--num-nodes", "0"], ["--num-nodes must be at least 1, found 0"]),
+        (["graph-author", "--out", "g.json", "--seed", "-1"], ["--seed must be at least 0, found -1"]),
+        (["graph-author"], ["required: --out;", "xtrax graph-author --help"]),
         (["run", "a.toml", "--bogus"], ["--bogus", "xtrax run --help"]),
         (["run", "a.toml", "b.toml"], ["b.toml", "xtrax run --help"]),
         (["resume", "x", "--epochs", "many"], ["--epochs", "many", "xtrax resume --help"]),
@@ -70,6 +96,36 @@ def test_a_usage_error_is_one_line_with_the_fix(arguments, words, capsys):
     assert err.count("\n") == 1
     for word in words:
         assert word in err
+
+
+def test_the_verbs_and_their_order():
+    verbs = ["plan", "explain", "export", "run", "resume", "sweep", "graph-validate", "graph-plan", "graph-author"]
+    assert list(REGISTRY) == verbs
+
+
+def test_a_missing_argument_is_one_line_on_a_narrow_terminal_too(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    assert main(["plan"]) == 2
+    assert (
+        capsys.readouterr().err
+        == "xtrax: The following arguments are required: --fn, --shapes; see xtrax plan --help\n"
+    )
+
+
+def test_the_help_of_all_lists_a_line_for_each_verb(capsys):
+    assert main(["--help"]) == 0
+    out = capsys.readouterr().out
+    for verb, (args_class, _) in REGISTRY.items():
+        assert verb in out
+        assert " ".join((args_class.__doc__ or "").split("\n")[0].split()[:3]) in out
+
+
+def test_output_into_a_program_that_has_ended_is_no_error():
+    program = "import sys; from xtrax.cli import main; sys.exit(main())"
+    command = f"{shlex.quote(sys.executable)} -c {shlex.quote(program)} --help | true; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert done.stdout.strip() in {"141", "0"}  # 0 if all was written before the reader ended
+    assert done.stderr == ""
 
 
 def test_debug_shows_the_traceback_and_keeps_the_exit_code(tmp_path, capsys):

@@ -5,6 +5,7 @@ import difflib
 import functools
 import inspect
 import io
+import itertools
 import operator
 import re
 from collections.abc import Callable, Mapping
@@ -14,6 +15,7 @@ import tyro
 
 from xtrax.cli._errors import UsageError
 
+_RULE = r"[─-]{10,}"
 _DESCRIPTION = (
     "Look at plans, train from TOML, sweep, and export. "
     "--version tells the version; --debug, anywhere, shows the traceback of an error."
@@ -61,12 +63,22 @@ def _quiet(parse_them: Callable[[], Any], prog: str) -> Any:
 
 def _condensed(box: str) -> str:
     """What is said in the box that tyro draws around an error, as one line: without its title, rules and advice."""
-    text = re.sub(r"\x1b\[[0-9;]*m", "", box)
-    drawn = [line.strip("│|") for line in text.splitlines()[1:] if not line.startswith(("╰", "+-"))]
-    if "Missing from" in "".join(drawn[:1]):
-        said = drawn[: next((i for i, line in enumerate(drawn) if re.search(r"[─-]{10,}", line)), len(drawn))]
-        missing = [line.split()[0] for line in said if re.match(r" {5}\S", line)]  # an argument's help stands deeper
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", box).splitlines()[1:]
+    if missing := _missing(lines):
         return f"The following arguments are required: {', '.join(missing)}"
-    parts = re.split(r"[─-]{10,}", " ".join(line.strip() for line in drawn))
-    wanted = [part.strip() for part in parts if not re.search(r"full helptext|Argument helptext", part)]
+    text = " ".join(line.strip("│| ") for line in lines if not line.startswith(("╰", "+-")))
+    parts = [part.strip() for part in re.split(_RULE, text)]
+    wanted = [part for part in parts if not re.search(r"full helptext|Argument helptext", part)]
     return "; ".join(re.split(r"\s*Got errors:", part)[0].rstrip(". ") for part in wanted if part) or "cannot be parsed"
+
+
+def _missing(lines: list[str]) -> list[str]:
+    """The arguments that newer versions of tyro list, each with its help, under "Missing from"."""
+    for number, line in enumerate(lines):
+        at = line.find("Missing from")
+        if at < 0:
+            continue
+        listed = itertools.takewhile(lambda line: not re.search(_RULE, line), lines[number + 1 :])
+        # An argument stands four blanks in, and its help deeper.
+        return [rest.split()[0] for line in listed if (rest := line[at:].removeprefix("    "))[:1].strip()]
+    return []

@@ -115,8 +115,8 @@ def _print(request: PlanRequest, planned: Planned, stats: PlanStats) -> None:
 def _memory(memory: MemoryStats) -> str:
     if memory.budget is None:
         return f"memory  {format_bytes(memory.estimate)}"
-    share = f"{memory.estimate / memory.budget:.0%}"
-    fits = f"over by {format_bytes(memory.over)}" if memory.over else f"{share} of it"
+    share = memory.estimate * 1000 // memory.budget / 10  # rounded down: 100 % is all of it
+    fits = f"over by {format_bytes(memory.over)}" if memory.over else f"{share:g} % of it"
     programs = f"; {memory.compiles} programs compiled to find out" if memory.compiles else ""
     return f"memory  {format_bytes(memory.estimate)} of {format_bytes(memory.budget)}, {fits}{programs}"
 

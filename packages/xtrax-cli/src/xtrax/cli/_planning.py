@@ -210,7 +210,7 @@ def _notes(specs: list[AxisSpec]) -> tuple[str, ...]:
     if not unknown:
         return ()
     named = ", ".join(spec.name for spec in unknown)
-    notes = [f"nothing says that the elements of {named} are independent; this plan assumes it (@axis_config says it)"]
+    notes = [f"nothing says that the elements of {named} are independent; this plan assumes it: say so by @axis_config"]
     for size in sorted({spec.cardinality for spec in unknown}):
         same = [spec.name for spec in unknown if spec.cardinality == size]
         if len(same) > 1:

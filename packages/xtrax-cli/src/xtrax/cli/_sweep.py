@@ -189,6 +189,7 @@ class _Running:
             seconds=seconds,
         )
         best = order[0] if order else None
+        say(self.console, "")
         print_table(self.console, self._table(order))
         say(self.console, f"everything is in {self.folder.path}", "bold")
         if best is not None:
