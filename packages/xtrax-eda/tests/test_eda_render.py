@@ -146,7 +146,9 @@ class TestHtml:
         assert [tag for tag, _ in page.elements].count("script") == 2
         assert not any(tag == "b" for tag, _ in page.elements)
         assert "alert(1)" in page.text
-        data = json.loads(page.scripts[[s.startswith('{"axes"') for s in page.scripts].index(True)])
+        raw = next(script for script in page.scripts if script.startswith('{"axes"'))
+        assert "<" not in raw  # neither the end of a script nor the start of a comment
+        data = json.loads(raw)
         assert data["axes"][2]["name"].startswith('c</script><script>alert(1)</script> "quoted"')
 
     def test_what_the_script_is_told(self, foreign):

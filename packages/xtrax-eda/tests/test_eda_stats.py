@@ -255,6 +255,8 @@ class TestMemory:
             ({"estimate": True}, TypeError, "plan.memory.estimate"),
             ({"estimate": -1}, ValueError, "plan.memory.estimate"),
             ({"estimate": math.nan}, TypeError, "finite"),
+            ({"estimate": 10**400}, TypeError, "finite"),
+            ({"estimate": np.ones(2)}, TypeError, "finite"),
             ({"budget": 0}, ValueError, "plan.memory.budget"),
             ({"budget": "2GB"}, TypeError, "plan.memory.budget"),
             ({"slopes": {"batch": math.inf}}, TypeError, r"slope_by_axis\['batch'\]"),

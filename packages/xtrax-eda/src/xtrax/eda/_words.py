@@ -90,5 +90,5 @@ def is_finite_number(value: object) -> bool:
         return False
     try:
         return math.isfinite(value)  # ty: ignore[invalid-argument-type]
-    except TypeError:
+    except (TypeError, OverflowError):  # an array of several, or an int beyond all floats
         return False
