@@ -107,6 +107,14 @@ def test_stopped_at_any_step_with_any_grouping(
     check()
 
 
+def test_an_error_in_the_middle_of_a_call_loses_no_rows(dropout_state, optimizer, array_data, tmp_path):
+    whole = run(tmp_path / "whole", dropout_state, array_data, optimizer, epochs=1)
+    with pytest.raises(LookupError):
+        run(tmp_path / "parts", dropout_state, array_data, optimizer, k=4, stop=StopAt(2, "error"), epochs=1)
+    resumed = run(tmp_path / "parts", dropout_state, array_data, optimizer, k=4, resume=True, epochs=1)
+    assert resumed[2] == whole[2]
+
+
 def test_an_iterator_with_a_state_is_not_read_from_the_start(dropout_state, optimizer, tmp_path):
     pulled = []
 

@@ -201,6 +201,10 @@ class Hooks:
     """The hooks of several callbacks, looked up once.
 
     Callbacks with a `flush` come first, so that a row is recorded before another callback can fail.
+
+    Attributes:
+        step_ends: the `on_step_end` hooks of callbacks with a `flush`, which are called for all steps of a call before
+            the others are, because a checkpoint after an error has all of them; and those of the others.
     """
 
     def __init__(self, callbacks: Sequence[object], argument: str = "callbacks"):
@@ -208,6 +212,11 @@ class Hooks:
             _check_callback(callback, argument)
         self.callbacks = sorted(callbacks, key=lambda callback: not hasattr(callback, "flush"))
         self._hooks = {name: [hook for c in self.callbacks if (hook := _hook(c, name))] for name in HOOKS}
+        recorders = [callback for callback in self.callbacks if hasattr(callback, "flush")]
+        others = [callback for callback in self.callbacks if not hasattr(callback, "flush")]
+        self.step_ends = tuple(
+            [hook for c in part if (hook := _hook(c, "on_step_end"))] for part in (recorders, others)
+        )
         every = [getattr(callback, "state_every", None) for callback in self.callbacks]
         self.state_every = [check_int("state_every", n, at_least=1) for n in every if n is not None]
 

@@ -221,14 +221,15 @@ class Fit:
         self.pending.append(call)
         while len(self.pending) > behind:
             self._absorb(self.pending.popleft())
-        if ends := hooks["on_step_end"]:
+        if any(hooks.step_ends):
             state = self.state()
-            for index in range(steps):
-                of_step = StepMetrics(call, index)
-                for hook in ends:  # not by hooks.call, because this is the inmost loop
-                    result = hook(state, of_step)
-                    if result is not None and inspect.isawaitable(result):
-                        await result
+            of_steps = [StepMetrics(call, index) for index in range(steps)]
+            for ends in hooks.step_ends:
+                for of_step in of_steps:
+                    for hook in ends:  # not by hooks.call, because this is the inmost loop
+                        result = hook(state, of_step)
+                        if result is not None and inspect.isawaitable(result):
+                            await result
         if verdict is not None and steps < wanted:
             failed = jax.tree.map(lambda x: x[steps], batch) if fused else batch
             raise safety_error(self.engine.trainer, self.state(), failed, verdict)
