@@ -98,7 +98,7 @@ def test_a_usage_error_is_one_line_with_the_fix(arguments, words, capsys):
         assert word in err
 
 
-def test_the_verbs_and_their_order():
+def test_seed_the_verbs_and_their_order():
     verbs = ["plan", "explain", "export", "run", "resume", "sweep", "graph-validate", "graph-plan", "graph-author"]
     assert list(REGISTRY) == verbs
 
@@ -137,7 +137,7 @@ def test_debug_shows_the_traceback_and_keeps_the_exit_code(tmp_path, capsys):
         assert err.splitlines()[-1].startswith("xtrax: no.toml: no such file")
 
 
-def test_another_program_adds_its_own_verbs(capsys):
+def test_seed_another_program_adds_its_own_verbs(capsys):
     @dataclass
     class Count:
         """Count.

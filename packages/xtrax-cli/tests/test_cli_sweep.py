@@ -63,17 +63,13 @@ def test_every_point_is_the_run_that_it_stands_for(grid):
         {"seed": seed, "optimizer.kwargs.learning_rate": rate} for seed in (7, 8) for rate in (1e-2, 1e-3)
     ]
     assert [point["status"] for point in told["points"]] == ["finished"] * 4
-    for point in (told["points"][0], told["points"][3]):
-        sets = [f"seed={point['values']['seed']}", "num_epochs=1", "data.seed=7"]
-        sets += [f"optimizer.kwargs.learning_rate={point['values']['optimizer.kwargs.learning_rate']}"]
-        arguments = [part for each in sets for part in ("--set", each)]
-        assert grid.xtrax("run", "train.toml", *arguments)[0] == 0
-        run = next(
-            run for run in grid.runs() if run != folder and manifest(run)["config"]["seed"] == point["values"]["seed"]
-        )
-        same_bits(load_run(folder / "points" / point["run_id"]).state, load_run(run.name).state)
-        assert point["metrics"] == manifest(run)["metrics"]
-        assert point["run_id"] == run.name
+    point = told["points"][3]
+    sets = ["seed=8", "num_epochs=1", "data.seed=7", "optimizer.kwargs.learning_rate=1e-3"]
+    assert grid.xtrax("run", "train.toml", *[part for each in sets for part in ("--set", each)])[0] == 0
+    (run,) = set(grid.runs()) - {folder}
+    same_bits(load_run(folder / "points" / point["run_id"]).state, load_run(run.name).state)
+    assert point["metrics"] == manifest(run)["metrics"]
+    assert point["run_id"] == run.name
 
     # The table: ranked by the loss of the evaluation, the smallest first.
     losses = sorted(point["metrics"]["loss"] for point in told["points"])
@@ -110,24 +106,23 @@ def test_typed_again_it_does_nothing_twice(grid):
     assert set(ranking) == set(points)
 
 
-def test_a_failing_point_is_recorded_and_the_rest_go_on(grid):
-    replace(grid, ("MODULE:make_data".replace("MODULE", grid.module), f"{grid.module}:Stopping"))
+def test_a_failing_point_is_recorded_and_typed_again_goes_on_from_its_checkpoint(grid):
     replace(
         grid,
-        ("optimizer.kwargs.learning_rate = [1e-2, 1e-3]", 'data.kwargs.action = ["none", "raise"]'),
+        (f"{grid.module}:make_data", f"{grid.module}:Stopping"),
+        ("optimizer.kwargs.learning_rate = [1e-2, 1e-3]", 'data.kwargs.action = ["raise"]'),
         ("num_epochs = 1", "num_epochs = 2"),
     )
     (grid.folder / "stop").touch()
-    # "none" and "raise" both raise in epoch 1; mend one by letting the file go after the first point of seed 7.
     code, out, err = grid.xtrax("sweep", "sweep.toml")
     assert code == 1
     (folder,) = grid.runs()
     told = manifest(folder)
     assert told["status"] == "failed"
-    assert [point["status"] for point in told["points"]] == ["failed"] * 4
+    assert [point["status"] for point in told["points"]] == ["failed"] * 2
     assert "ValueError: bad row 7" in told["points"][0]["error"]
-    assert out.count("failed: ") == 4
-    assert "4 of 4 points failed" in err
+    assert out.count("failed: ") == 2
+    assert "2 of 2 points failed" in err
     assert "xtrax sweep sweep.toml" in err
     assert "Traceback" not in err
     assert told["ranking"] == []
@@ -135,7 +130,7 @@ def test_a_failing_point_is_recorded_and_the_rest_go_on(grid):
     code, _, err = grid.xtrax("sweep", "sweep.toml")
     assert (code, err) == (0, "")
     told = manifest(folder)
-    assert [point["status"] for point in told["points"]] == ["finished"] * 4
+    assert [point["status"] for point in told["points"]] == ["finished"] * 2
     assert all("error" not in point for point in told["points"])
     for point in told["points"]:  # from the checkpoint that the failure left
         assert len(manifest(folder / "points" / point["run_id"])["resumed"]) == 1
@@ -326,7 +321,8 @@ def test_run_into_a_program_that_ends_is_saved_quietly(project):
         lines = [process.stdout.readline() for _ in range(2)]
         process.stdout.close()
         assert process.wait(120) == 141
-        assert process.stderr.read() == ""
+        told = process.stderr.read()
+        assert not [word for word in ("Traceback", "BrokenPipe", "xtrax:") if word in told], told
     finally:
         process.kill()
         process.wait()

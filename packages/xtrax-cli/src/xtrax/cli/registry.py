@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, Optional, TypeAlias
 
 import tyro
 
@@ -29,12 +29,16 @@ from xtrax.cli._errors import UsageError
 from xtrax.cli._plan_request import PlanRequest
 from xtrax.cli._shapes import parse_shapes
 
+# Optional, since for `X | None` tyro imports typeguard, which takes half as long as the rest of the help.
+_Text: TypeAlias = Optional[str]  # noqa: UP045
+_Number: TypeAlias = Optional[int]  # noqa: UP045
+_File: TypeAlias = Optional[Path]  # noqa: UP045
 _Fn: TypeAlias = Annotated[str, tyro.conf.arg(metavar="MODULE:SYMBOL")]
 _Shapes: TypeAlias = Annotated[str, tyro.conf.arg(metavar="SHAPES")]
-_Budget: TypeAlias = Annotated[str | None, tyro.conf.arg(metavar="BYTES")]
-_BatchSize: TypeAlias = Annotated[int | None, tyro.conf.arg(metavar="N")]
+_Budget: TypeAlias = Annotated[_Text, tyro.conf.arg(metavar="BYTES")]
+_BatchSize: TypeAlias = Annotated[_Number, tyro.conf.arg(metavar="N")]
 _PerElement: TypeAlias = Annotated[bool, tyro.conf.FlagCreatePairsOff]
-_Axes: TypeAlias = Annotated[str | None, tyro.conf.arg(metavar="AXES")]
+_Axes: TypeAlias = Annotated[_Text, tyro.conf.arg(metavar="AXES")]
 
 
 @dataclass(frozen=True)
@@ -96,7 +100,7 @@ class ExplainArgs:
     fmt: Literal["json", "text", "html", "png"] = "json"
     """The form; png needs matplotlib."""
 
-    out: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    out: Annotated[_File, tyro.conf.arg(metavar="FILE")] = None
     """The file to write; standard output if left out, except for png."""
 
 
@@ -116,7 +120,7 @@ class ExportArgs:
     serialized: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Write bytes that jax.export.deserialize reads, which call the function without its code."""
 
-    out: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    out: Annotated[_File, tyro.conf.arg(metavar="FILE")] = None
     """The file to write; standard output if left out, for text."""
 
 
@@ -147,7 +151,7 @@ class ResumeArgs:
     run_id: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN_ID")]
     """The run, as its folder is called."""
 
-    epochs: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
+    epochs: Annotated[_Number, tyro.conf.arg(metavar="N")] = None
     """Train N more epochs, in a new run beside the old one."""
 
     in_place: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
@@ -220,7 +224,7 @@ class GraphAuthorArgs:
     seed: Annotated[int, tyro.conf.arg(metavar="N")] = 0
     """The same seed gives the same graph."""
 
-    generator: Annotated[str | None, tyro.conf.arg(metavar="MODULE:SYMBOL")] = None
+    generator: Annotated[_Text, tyro.conf.arg(metavar="MODULE:SYMBOL")] = None
     """A class or function that returns an object with generate(seed, num_nodes); elementwise functions if left out."""
 
     force: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
