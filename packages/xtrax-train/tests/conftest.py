@@ -10,6 +10,9 @@ import pytest
 
 from xtrax.training import ArrayDataModule, ResumableState, init_state
 
+# Must come before JAX starts its devices; repeating it with the same number is harmless.
+jax.config.update("jax_num_cpu_devices", 8)
+
 
 class DropoutMLP(eqx.Module):
     """One example of shape (3,) to (1,), with dropout, so that keys matter."""

@@ -59,9 +59,7 @@ def test_multi_task_loss_in_a_trainer():
     x = np.random.default_rng(0).normal(size=(4, 2)).astype("float32")
     targets = {"a": x[:, 0], "b": x[:, 1]}
     weight = np.array([1, 1, 2, 0], "float32")
-    _, metrics = trainer.step(
-        init_state(model, optimizer, seed=0), {"inputs": x, "targets": targets, "weight": weight}
-    )
+    _, metrics = trainer.step(init_state(model, optimizer, seed=0), {"inputs": x, "targets": targets, "weight": weight})
     p = jax.vmap(model)(x)
     a = np.average((p["a"] - x[:, 0]) ** 2, weights=weight)
     b = np.average(2 * np.abs(p["b"] - x[:, 1]), weights=weight)

@@ -71,7 +71,7 @@ def test_second_derivative_at_zero():
 def test_reciprocal(x):
     with np.errstate(divide="ignore", over="ignore"):
         expected = np.where(x == 0, 0, np.float32(1) / x)
-        slope = np.where(x == 0, 0, -(np.float32(1) / x) ** 2)
+        slope = np.where(x == 0, 0, -((np.float32(1) / x) ** 2))
     # XLA on CPU takes subnormal numbers for 0.
     normal = (x == 0) | (np.abs(x) > 1e-18)
     np.testing.assert_allclose(np.asarray(safe_reciprocal(x))[normal], expected[normal], rtol=1e-6)

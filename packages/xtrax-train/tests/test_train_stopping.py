@@ -90,9 +90,7 @@ def test_a_metric_is_monitored():
 def test_a_resumed_run_counts_the_epochs_before(tmp_path):
     losses = [4, 5, 5, 5, 5, 5]
     trainer = Trainer(squared, SGD, vmap=True)
-    Engine(trainer, [EarlyStopping(patience=3)]).fit_sync(
-        zero_state(SGD), Scripted(losses), 2, checkpoint_dir=tmp_path
-    )
+    Engine(trainer, [EarlyStopping(patience=3)]).fit_sync(zero_state(SGD), Scripted(losses), 2, checkpoint_dir=tmp_path)
     stop = EarlyStopping(patience=3)
     engine = Engine(trainer, [stop])
     engine.fit_sync(zero_state(SGD), Scripted(losses), 6, checkpoint_dir=tmp_path, resume=True)

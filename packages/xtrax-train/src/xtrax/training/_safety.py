@@ -205,7 +205,9 @@ def _origin(trainer: Trainer, state: ResumableState, batch: Any) -> str | None:
         return spec.arrays(after), metrics
 
     try:
-        error, _ = jax.jit(checkify.checkify(step, errors=checkify.nan_checks | checkify.user_checks))(spec.arrays(state), batch)
+        error, _ = jax.jit(checkify.checkify(step, errors=checkify.nan_checks | checkify.user_checks))(
+            spec.arrays(state), batch
+        )
         error.throw()
     except checkify.JaxRuntimeError as found:
         if not str(found).startswith(_NAN):
