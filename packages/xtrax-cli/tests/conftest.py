@@ -1,6 +1,7 @@
 """A small project for the command line to train: a module, a configuration, and the folder they lie in."""
 
 import itertools
+import signal
 import sys
 from pathlib import Path
 
@@ -153,3 +154,11 @@ def project(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     return Project(tmp_path, capsys)
+
+
+@pytest.fixture(autouse=True)
+def interruptible():
+    """SIGINT as in a terminal; a shell that runs the tests in the background has it ignored, by child processes too."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

@@ -1,5 +1,6 @@
 """A small regression problem, and ways to compare two runs."""
 
+import signal
 from typing import Any
 
 import equinox as eqx
@@ -110,3 +111,11 @@ def compilation_cache(tmp_path_factory: pytest.TempPathFactory):
     yield
     for name, value in before.items():
         jax.config.update(name, value)
+
+
+@pytest.fixture(autouse=True)
+def interruptible():
+    """SIGINT as in a terminal; a shell that runs the tests in the background has it ignored, by child processes too."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
