@@ -39,7 +39,7 @@ _THIRD_PARTIES = {
     "xtrax-run": ["zarr", "rich", "cattrs"],
     "xtrax-train": ["optax", "chex", "orbax-checkpoint", "grain"],
     "xtrax-sparse": ["equinox"],
-    "xtrax-cli": ["tyro"],
+    "xtrax-cli": ["tyro", "flatbuffers"],  # `jax.export` writes its programs with it, and does not require it
 }
 
 
