@@ -1,10 +1,14 @@
 """Grain pipelines as data: order, epochs, and exact resuming."""
 
+from typing import Any
+
 import grain
 import numpy as np
 import pytest
 
 from xtrax.training import Engine, GrainDataModule, Trainer
+
+UNTYPED: Any = GrainDataModule  # for what a type checker would refuse too
 
 
 def example(i):
@@ -82,13 +86,13 @@ def test_exact_resume(kind, dropout_state, optimizer, squared, tmp_path, assert_
 @pytest.mark.parametrize(
     ("build", "error", "message"),
     [
-        (lambda: GrainDataModule([1, 2]), TypeError, "train must be a grain MapDataset or IterDataset"),
+        (lambda: UNTYPED([1, 2]), TypeError, "train must be a grain MapDataset or IterDataset"),
         (lambda: GrainDataModule(pipeline(0)), ValueError, "train has no batches"),
         (lambda: GrainDataModule(pipeline().repeat()), ValueError, "train repeats for ever"),
-        (lambda: GrainDataModule(pipeline(), evaluation=7), TypeError, "evaluation must be a grain MapDataset"),
-        (lambda: GrainDataModule(pipeline(), read_options=4), TypeError, "read_options must be grain.ReadOptions"),
+        (lambda: UNTYPED(pipeline(), evaluation=7), TypeError, "evaluation must be a grain MapDataset"),
+        (lambda: UNTYPED(pipeline(), read_options=4), TypeError, "read_options must be grain.ReadOptions"),
         (lambda: GrainDataModule(pipeline()).train_iter(epoch=-1), ValueError, "epoch must be at least 0"),
-        (lambda: GrainDataModule(lambda epoch: [1]).train_iter(), TypeError, "what train returned must be a grain"),
+        (lambda: UNTYPED(lambda epoch: [1]).train_iter(), TypeError, "what train returned must be a grain"),
     ],
 )
 def test_bad_arguments(build, error, message):

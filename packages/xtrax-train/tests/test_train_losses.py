@@ -1,5 +1,7 @@
 """Losses put together, and gradients a part at a time."""
 
+from typing import Any
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -10,6 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from xtrax.training import LossFunction, MultiTaskLoss, Trainer, WeightedLoss, accumulate_grads, init_state
+
+# For what a type checker would refuse too.
+UNTYPED_WEIGHTED: Any = WeightedLoss
+UNTYPED_MULTI: Any = MultiTaskLoss
 
 
 def squared(predictions, targets):
@@ -71,15 +77,15 @@ def test_multi_task_loss_in_a_trainer():
 @pytest.mark.parametrize(
     ("build", "error", "message"),
     [
-        (lambda: WeightedLoss("mse", 1.0), TypeError, "loss_fn must be a function"),
+        (lambda: UNTYPED_WEIGHTED("mse", 1.0), TypeError, "loss_fn must be a function"),
         (lambda: WeightedLoss(squared, True), TypeError, "weight must be a number, got True"),
         (lambda: WeightedLoss(squared, float("nan")), ValueError, "weight must be finite, got nan"),
         (lambda: MultiTaskLoss({}), ValueError, "at least one task"),
-        (lambda: MultiTaskLoss([squared]), TypeError, "losses must be a dict by task, got list"),
-        (lambda: MultiTaskLoss({"a": 1}), TypeError, "losses must be a dict of names to functions, got 'a': 1"),
+        (lambda: UNTYPED_MULTI([squared]), TypeError, "losses must be a dict by task, got list"),
+        (lambda: UNTYPED_MULTI({"a": 1}), TypeError, "losses must be a dict of names to functions, got 'a': 1"),
         (lambda: MultiTaskLoss({"loss": squared}), ValueError, 'must not have the name "loss"'),
         (lambda: MultiTaskLoss({"a": squared}, {"b": 1.0}), ValueError, r"'b', which is no task; there are \['a'\]"),
-        (lambda: MultiTaskLoss({"a": squared}, {"a": "x"}), TypeError, r"weights\['a'\] must be a number"),
+        (lambda: UNTYPED_MULTI({"a": squared}, {"a": "x"}), TypeError, r"weights\['a'\] must be a number"),
     ],
 )
 def test_bad_losses(build, error, message):
@@ -132,20 +138,23 @@ def test_accumulation_needs_the_memory_of_one_part():
     w, x = jnp.ones((64, 256)), jnp.ones((4096, 64))
 
     def temporaries(parts):
-        return jax.jit(accumulate_grads(loss_fn, parts)).lower(w, x).compile().memory_analysis().temp_size_in_bytes
+        analysis = jax.jit(accumulate_grads(loss_fn, parts)).lower(w, x).compile().memory_analysis()
+        assert analysis is not None
+        return analysis.temp_size_in_bytes
 
     assert temporaries(16) < temporaries(1) / 4
 
 
 def test_bad_accumulation():
+    build: Any = accumulate_grads
     with pytest.raises(TypeError, match="loss_fn must be a function"):
-        accumulate_grads("loss", 2)
+        build("loss", 2)
     with pytest.raises(ValueError, match="num_microbatches must be at least 1, got 0"):
         accumulate_grads(squared, 0)
     with pytest.raises(TypeError, match="num_microbatches must be an integer, got True"):
         accumulate_grads(squared, True)
     with pytest.raises(TypeError, match="has_aux must be True or False"):
-        accumulate_grads(squared, 1, has_aux=1)
+        build(squared, 1, has_aux=1)
     step = accumulate_grads(lambda w, b: jnp.mean(w * b["x"]), 2)
     w = jnp.array(1.0)
     with pytest.raises(ValueError, match="3 examples cannot be split into num_microbatches=2"):
@@ -154,7 +163,7 @@ def test_bad_accumulation():
         step(w, {"x": np.ones(0)})
     with pytest.raises(ValueError, match=r"same leading axis, got .*'x'\].*: 2"):
         step(w, {"x": np.ones(2), "y": np.ones(4)})
-    with pytest.raises(TypeError, match="numpy or JAX array, got list|numpy or JAX array, got float"):
+    with pytest.raises(TypeError, match="numpy or JAX array, got float"):
         step(w, {"x": [1.0, 2.0]})
     with pytest.raises(ValueError, match=r"got shape \(\)"):
         step(w, {"x": np.float32(1.0) * np.ones(())})

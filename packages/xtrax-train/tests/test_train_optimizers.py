@@ -1,6 +1,7 @@
 """Optimizers against their formulas, and labels of parameters."""
 
 import math
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -38,7 +39,7 @@ def adamw(params, grads, peak, warmup, total, decay, clip, b1=0.9, b2=0.999, eps
     return params
 
 
-def follow(optimizer, params, grads):
+def follow(optimizer: Any, params: Any, grads: Any) -> tuple[Any, Any]:
     state = optimizer.init(params)
     update = jax.jit(optimizer.update)
     for g in grads:
@@ -97,7 +98,7 @@ def test_another_peak_is_not_another_program(problem):
         traces.append(1)
         return optimizer.update(g, state, params)
 
-    optimizer = adamw_with_schedule(0.1, 0, 6)
+    optimizer: Any = adamw_with_schedule(0.1, 0, 6)
     state = optimizer.init(params)
     first, _ = update(grads[0], state, params)
     half = state._replace(hyperparams={**state.hyperparams, "peak_lr": state.hyperparams["peak_lr"] / 2})
@@ -129,7 +130,7 @@ def test_in_a_trainer():
 
 
 def test_clipping():
-    optimizer = make_optimizer(optax.sgd(1.0), clip_norm=2.0)
+    optimizer: Any = make_optimizer(optax.sgd(1.0), clip_norm=2.0)
     grads = {"a": jnp.array([3.0]), "b": jnp.array([4.0])}
     updates, _ = optimizer.update(grads, optimizer.init(grads))
     np.testing.assert_allclose([updates["a"][0], updates["b"][0]], [-1.2, -1.6], rtol=1e-6)
@@ -160,13 +161,15 @@ def test_clipping():
     ],
 )
 def test_bad_arguments_of_adamw(kwargs, error, message):
+    build: Any = adamw_with_schedule
     with pytest.raises(error, match=message):
-        adamw_with_schedule(**{"peak_lr": 0.1, "warmup_steps": 1, "total_steps": 10} | kwargs)
+        build(**{"peak_lr": 0.1, "warmup_steps": 1, "total_steps": 10} | kwargs)
 
 
 def test_bad_arguments_of_make_optimizer():
+    build: Any = make_optimizer
     with pytest.raises(TypeError, match="base must be an optax optimizer"):
-        make_optimizer(lambda lr: lr)
+        build(lambda lr: lr)
     with pytest.raises(ValueError, match="clip_norm must be above 0, got -1"):
         make_optimizer(optax.sgd(0.1), clip_norm=-1)
     with pytest.raises(TypeError, match="clip_norm must be a number"):
@@ -219,13 +222,14 @@ def test_labels():
 def test_labels_with_optax():
     params = {"body": {"w": jnp.ones(2)}, "head": {"w": jnp.ones(2)}}
     labels = partition_labels(params, {"^body/": "frozen", "^head/": "trained"})
-    optimizer = optax.partition({"frozen": optax.set_to_zero(), "trained": optax.sgd(1.0)}, labels)
+    optimizer: Any = optax.partition({"frozen": optax.set_to_zero(), "trained": optax.sgd(1.0)}, labels)
     updates, _ = optimizer.update(params, optimizer.init(params), params)
     assert np.array_equal(updates["body"]["w"], [0, 0])
     assert np.array_equal(updates["head"]["w"], [-1, -1])
 
 
 def test_bad_labels():
+    label: Any = partition_labels
     params = {"body": {"w": jnp.ones(2)}, "head": {"w": jnp.ones(2)}}
     with pytest.raises(ValueError, match="no rule fits head/w"):
         partition_labels(params, {"body": "a"})
@@ -234,8 +238,8 @@ def test_bad_labels():
     with pytest.raises(ValueError, match="is not a regular expression"):
         partition_labels(params, {"(": "a"})
     with pytest.raises(TypeError, match="must be a string, got 1"):
-        partition_labels(params, {"w": 1})
+        label(params, {"w": 1})
     with pytest.raises(TypeError, match="rules must be a dict"):
-        partition_labels(params, ["w"])
+        label(params, ["w"])
     with pytest.raises(TypeError, match="default must be a label"):
-        partition_labels(params, {"w": "a"}, default=3)
+        label(params, {"w": "a"}, default=3)

@@ -7,7 +7,6 @@ import sys
 import textwrap
 import threading
 
-import numpy as np
 import pytest
 
 from xtrax.training import Engine, MetricsLog, PreemptionHandler, Trainer, get_checkpoint_manager
@@ -153,7 +152,3 @@ def test_needs_the_main_thread(dropout_state, optimizer, array_data, squared, tm
 def test_bad_arguments(kwargs, error, message):
     with pytest.raises(error, match=message):
         PreemptionHandler(**kwargs)
-
-
-def test_numpy_integers_are_exit_codes():
-    assert PreemptionHandler(exit_code=np.int64(4)).exit_code == 4

@@ -1,6 +1,7 @@
 """Checked steps: what failed is named, and the last good state is kept."""
 
 import linecache
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -95,6 +96,7 @@ def test_where_nan_first_appears_is_told(sgd):
     state = init_state(Log(eqx.nn.Linear(3, 1, key=jax.random.key(0))), sgd, seed=0)
     with pytest.raises(SafetyError, match=r"; NaN first appears in log \(.*test_train_safety.py:\d+\)$") as caught:
         SafetyTrainStep(Trainer(squared, sgd, vmap=True)).step(state, batch())
+    assert caught.value.origin is not None
     line = int(caught.value.origin.rpartition(":")[2].rstrip(")"))
     assert "jnp.log(" in linecache.getline(__file__, line)
 
@@ -229,17 +231,19 @@ def test_create_train_step(sgd, assert_same_bits):
 
 @pytest.mark.parametrize("name", ["enabled", "check_nans", "check_infs"])
 def test_manager_refuses_what_is_not_a_bool(name):
+    build: Any = SafetyManager
     with pytest.raises(TypeError, match=f"{name} must be True or False, got 1"):
-        SafetyManager(**{name: 1})
+        build(**{name: 1})
 
 
 def test_bad_arguments(sgd):
+    build: Any = SafetyTrainStep
     trainer = Trainer(squared, sgd)
     with pytest.raises(TypeError, match="trainer must be a Trainer, got str"):
-        SafetyTrainStep("trainer")
+        build("trainer")
     with pytest.raises(TypeError, match="safety_manager must be a SafetyManager, got bool"):
-        SafetyTrainStep(trainer, True)
+        build(trainer, True)
     with pytest.raises(TypeError, match="ResumableState"):
-        SafetyTrainStep(trainer).step("state", batch())
+        build(trainer).step("state", batch())
     with pytest.raises(ValueError, match="inputs"):
         SafetyTrainStep(trainer).step(linear_state(sgd), {"targets": np.zeros(3)})

@@ -2,6 +2,7 @@
 
 import logging
 import math
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -171,7 +172,8 @@ def test_a_rate_that_cannot_be_found(dropout_state, optimizer, array_data):
 
 
 def test_bad_arguments_of_the_monitor():
+    build: Any = LearningRateMonitor
     with pytest.raises(TypeError, match="schedule must be a function of the step"):
-        LearningRateMonitor(0.1)
+        build(0.1)
     with pytest.raises(ValueError, match="every must be at least 1"):
         LearningRateMonitor(every=0)
