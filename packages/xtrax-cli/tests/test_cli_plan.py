@@ -159,6 +159,10 @@ def test_an_infeasible_plan_is_shown_and_exits_with_1(project, module, verb):
     assert "the budget is 100000 bytes" in err
     assert "Lower --batch-size, or raise --budget." in err
     assert err.count("\n") == 1
+    if verb == "explain":
+        code, out, again = project.xtrax(*arguments, "--fmt", "html")
+        assert (code, again) == (1, err)  # said once, not by the page's logger too
+        assert "</html>" in out
     code, _, err = project.xtrax("plan", "--fn", f"{module}:mlp", "--shapes", "x=(40,16)f32", "--budget", "1kB")
     assert code == 1
     assert "Raise --budget." in err  # there is no smaller chunk than one element

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import logging
 import sys
 from pathlib import Path
 from typing import Any, Literal
@@ -69,17 +70,24 @@ def explain(request: PlanRequest, fmt: Literal["json", "text", "html", "png"], o
         write("\n".join([_heading(request, planned), str(stats), *_note_lines(planned)]), out)
     else:
         try:
-            write(render(stats, fmt, title=request.fn), out)
+            write(render(stats, fmt, title=request.fn, logger=_silent()), out)
         except ImportError as error:
             raise CLIError(str(error)) from error
     return _verdict(planned)
+
+
+def _silent() -> logging.Logger:
+    """A logger for what is told with the exit code."""
+    logger = logging.Logger("xtrax.cli.explain")
+    logger.addHandler(logging.NullHandler())
+    return logger
 
 
 def _verdict(planned: Planned) -> int:
     """The exit code; says on standard error why a plan does not fit."""
     if planned.infeasible is None:
         return 0
-    say(Console(file=sys.stderr), f"xtrax: {planned.infeasible}")
+    say(Console(file=sys.stderr), f"xtrax: {planned.infeasible}", prose=True)
     return 1
 
 
@@ -109,7 +117,7 @@ def _print(request: PlanRequest, planned: Planned, stats: PlanStats) -> None:
     if planned.notes:
         say(console, "")
     for note in _note_lines(planned):
-        say(console, note, "dim")
+        say(console, note, "dim", prose=True)
 
 
 def _memory(memory: MemoryStats) -> str:

@@ -101,9 +101,10 @@ def logged(folder: Path) -> Generator[None]:
         file.close()
 
 
-def say(console: Console, text: str, style: str | None = None) -> None:
-    """Print a line as it is: no markup, no colours for numbers, not wrapped."""
-    console.print(text, style=style, markup=False, highlight=False, soft_wrap=True, emoji=False)
+def say(console: Console, text: str, style: str | None = None, *, prose: bool = False) -> None:
+    """Print a line as it is: no markup, no colours for numbers, not wrapped; prose is, between words, on a terminal."""
+    wrapped = prose and console.is_terminal
+    console.print(text, style=style, markup=False, highlight=False, soft_wrap=not wrapped, emoji=False)
 
 
 def print_table(console: Console, table: Table) -> None:
