@@ -77,7 +77,7 @@ def test_mask_keeps_from_decay(problem):
 
 def test_peak_and_decay_may_be_mapped(problem):
     params, grads = problem
-    peaks, decays = np.float32([0.01, 0.1, 0.2]), np.float32([0.0, 0.1, 0.3])
+    peaks, decays = np.array([0.01, 0.1, 0.2], "float32"), np.array([0.0, 0.1, 0.3], "float32")
 
     def train(peak, decay):
         return follow(adamw_with_schedule(peak, 2, 8, weight_decay=decay), params, grads)[0]
