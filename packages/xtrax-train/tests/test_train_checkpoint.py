@@ -228,6 +228,20 @@ def test_the_best_state_is_kept_apart(dropout_state, optimizer, array_data, squa
         assert_same_bits(load_checkpoint(manager, dropout_state), states[1])
 
 
+def test_best_alone_leaves_the_saves_at_the_ends_of_epochs(
+    dropout_state, optimizer, array_data, squared, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("xtrax.training._checkpoint_callback.EpochCheckpoint.__init__.__defaults__", (0.0,))
+    for name, callbacks, steps in [
+        ("without", [], [7, 14]),
+        ("best", [Checkpoint(best="loss")], [7, 14]),
+        ("told", [Checkpoint(best="loss", every_steps=5)], [5, 10, 14]),
+    ]:
+        engine = Engine(Trainer(squared, optimizer, vmap=True), callbacks)
+        engine.fit_sync(dropout_state, array_data, 2, checkpoint_dir=tmp_path / name)
+        assert sorted(int(path.name) for path in (tmp_path / name).iterdir() if path.name.isdigit()) == steps
+
+
 @pytest.mark.parametrize(
     ("kwargs", "error"),
     [

@@ -440,3 +440,11 @@ def test_a_metric_of_another_shape_is_named():
     engine = linear_engine(metrics={"wide": lambda p, t: p})
     with pytest.raises(ValueError, match="'wide'"):
         engine.eval(linear_state(), Batches([], [batch_of(2)]))
+
+
+def test_an_optimizer_state_of_another_optimizer_is_refused(dropout_state, array_data, squared):
+    trainer = Trainer(squared, optax.chain(optax.trace(0.9), optax.adam(1e-2)), vmap=True)
+    with pytest.raises(ValueError, match="not made by the trainer's optimizer"):
+        Engine(trainer).fit_sync(dropout_state, array_data, 1)
+    with pytest.raises(ValueError, match="one optimizer to both init_state and Trainer"):
+        trainer.step(dropout_state, next(iter(array_data.train_iter())))

@@ -14,7 +14,8 @@ from xtrax.training._state import ResumableState
 class Checkpoint:
     """Saves checkpoints in the `checkpoint_dir` of `fit`, which keeps the latest five, and the best apart.
 
-    The end of training, Ctrl-C and errors are saved whatever is asked here.
+    The end of training, Ctrl-C and errors are saved whatever is asked here; with `best` alone, so are the ends of
+    epochs, some seconds apart, as without this callback.
 
     Args:
         every_steps: at each step that this divides.
@@ -62,6 +63,11 @@ class Checkpoint:
         self._manager: Any = None
         self._best_value: float | None = None
         self._saved = 0.0
+
+    @property
+    def says_when(self) -> bool:
+        """Whether it saves from time to time; `best` alone only says what to keep apart."""
+        return any(every is not None for every in (self.state_every, self.every_minutes, self.every_epochs))
 
     def attach(self, fit: FitContext) -> None:
         """Remembers the run, and the best value of its earlier epochs."""

@@ -21,7 +21,7 @@ from xtrax.training._safety import SafetyManager, SafetyTrainStep
 from xtrax.training._sharding import LogicalMesh, ShardingPolicy
 from xtrax.training._state import ResumableState, StateSpec
 from xtrax.training._step import Metric
-from xtrax.training._trainer import Trainer, check_state
+from xtrax.training._trainer import Trainer, check_opt_state, check_state
 
 _T = TypeVar("_T")
 
@@ -140,7 +140,7 @@ class Engine:
         Raises:
             TypeError: an argument of the wrong kind.
             ValueError: `num_epochs` below 0, `resume` without `checkpoint_dir`, an epoch without batches, a bad batch,
-                or a checkpoint that does not fit the state or the data.
+                a checkpoint that does not fit the state, or one in an epoch of more batches than the data has.
             FileNotFoundError: `resume` and there is no checkpoint.
             FileExistsError: no `resume` and `checkpoint_dir` has checkpoints.
         """
@@ -196,7 +196,7 @@ class Engine:
         resume: bool,
         interrupt: Interrupt,
     ) -> ResumableState:
-        check_state(state)
+        check_opt_state(check_state(state), self.trainer.optimizer)
         if not callable(getattr(data, "train_iter", None)):
             raise TypeError(f"data must have a method train_iter(), {type(data).__name__} has none")
         check_int("num_epochs", num_epochs, at_least=0)
@@ -206,7 +206,7 @@ class Engine:
         if resume and checkpoint_dir is None:
             raise ValueError("resume=True needs checkpoint_dir, the folder with the checkpoints to go on from")
         folder = None if checkpoint_dir is None else Path(checkpoint_dir).expanduser().resolve()
-        if folder is not None and not any(isinstance(callback, Checkpoint) for callback in self.callbacks):
+        if folder is not None and not any(isinstance(c, Checkpoint) and c.says_when for c in self.callbacks):
             self.hooks = Hooks([*self.callbacks, EpochCheckpoint()])
         else:
             self.hooks = Hooks(self.callbacks)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import equinox as eqx
 import jax
 import optax
 
@@ -84,7 +85,7 @@ class Trainer:
         check_state(state)
         checked, _ = self.check_batch(batch)
         spec = StateSpec.of(state)
-        program = self._program(spec)
+        program = self._program(spec, state)
         arrays, metrics, _ = program.one(spec.arrays(state), checked)
         return spec.state(arrays), {name: value[0] for name, value in metrics.items()}
 
@@ -92,10 +93,11 @@ class Trainer:
         """The batch as a dict, and its signature, after the checks that `step` describes."""
         return self._check(batch)
 
-    def _program(self, spec: StateSpec) -> TrainProgram:
+    def _program(self, spec: StateSpec, state: ResumableState) -> TrainProgram:
         for program in self._programs:
             if program.spec.matches(spec):
                 return program
+        check_opt_state(state, self.optimizer)
         self._programs.append(TrainProgram(self, spec, donate=False))
         return self._programs[-1]
 
@@ -111,3 +113,19 @@ def check_state(state: object) -> ResumableState:
     if not callable(state.model):
         raise TypeError(f"the model of a state must be callable, got {type(state.model).__name__}")
     return state
+
+
+def check_opt_state(state: ResumableState, optimizer: optax.GradientTransformation) -> None:
+    """Refuses a state whose optimizer state another optimizer made.
+
+    Raises:
+        ValueError: the structures differ.
+    """
+    params = eqx.filter(state.model, eqx.is_inexact_array)
+    expected = jax.tree.structure(eqx.filter_eval_shape(optimizer.init, params))
+    found = jax.tree.structure(state.opt_state)
+    if found != expected:
+        raise ValueError(
+            f"state.opt_state was not made by the trainer's optimizer: it is {found}, and the optimizer makes "
+            f"{expected}. Pass one optimizer to both init_state and Trainer"
+        )
