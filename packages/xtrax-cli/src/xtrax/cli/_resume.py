@@ -6,6 +6,7 @@ from pathlib import Path
 from xtrax.cli._build import build
 from xtrax.cli._errors import CLIError, tell
 from xtrax.cli._folder import RunFolder, find_run, read_manifest
+from xtrax.cli._interrupt import raise_if_interrupted
 from xtrax.cli._report import resume_command
 from xtrax.cli._train import has_checkpoint, train
 from xtrax.cli.config import load_train_config
@@ -47,6 +48,7 @@ def resume(run_id: str, epochs: int | None, in_place: bool, runs_dir: Path, *, b
         folder = RunFolder.reopen(old)
         try:
             built = build(config, document, manifest["import_paths"])
+            raise_if_interrupted()
             folder.start()
         except BaseException:
             folder.close()
@@ -56,6 +58,7 @@ def resume(run_id: str, epochs: int | None, in_place: bool, runs_dir: Path, *, b
     step, done = _last_checkpoint(old)
     config, document = load_train_config(old / "config.toml", [f"num_epochs={done + (epochs or 0)}"])
     built = build(config, document, manifest["import_paths"])
+    raise_if_interrupted()
     about = {name: manifest[name] for name in ("kind", "source", "overrides", "import_paths")}
     folder = RunFolder.create(runs_dir, config, dump_toml(document).encode(), {**about, "parent": run_id})
     try:

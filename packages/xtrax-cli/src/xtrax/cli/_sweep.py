@@ -16,6 +16,7 @@ from xtrax.cli._build import build, resolve
 from xtrax.cli._defaults import INTERRUPTED, RUNS_DIR
 from xtrax.cli._errors import CLIError, OutputClosed
 from xtrax.cli._folder import RunFolder, jsonable, read_manifest
+from xtrax.cli._interrupt import is_interrupted
 from xtrax.cli._report import Terminal, print_table, say
 from xtrax.cli._sweep_config import Point, Sweep, load_sweep
 from xtrax.cli._train import has_checkpoint, train
@@ -118,13 +119,17 @@ class _Running:
                 with self.console.status(line):
                     outcome = self._run_point(point)
             except CLIError as error:
+                if is_interrupted():  # which was taken for a fault of what it hit
+                    self._record(record, {"status": "interrupted"})
+                    return self._stop(number, None)
                 outcome = {"status": "failed", "error": str(error)}
             except (KeyboardInterrupt, OutputClosed) as error:
                 self._record(record, {"status": "interrupted"})
                 return self._stop(number, error)
+            code = outcome.pop("code", None)
             self._record(record, outcome)
-            if outcome["status"] == "interrupted":
-                return self._stop(number, None)
+            if code is not None:
+                return self._stop(number, None, code)
             said = outcome["error"].splitlines()[0] if "error" in outcome else _results(outcome)
             try:
                 say(self.console, f"{line}  {outcome['status']}: {said}", "red" if "error" in outcome else None)
@@ -157,8 +162,8 @@ class _Running:
                 text = dump_toml(point.document).encode()
                 child = RunFolder.create(path.parent, point.config, text, about)
             code = train(point.config, built, child, resume=resume, began=began, quiet=True)
-        if code == INTERRUPTED:
-            return {"status": "interrupted"}
+        if code:
+            return {"status": "interrupted", "code": code}
         manifest = read_manifest(path)
         return {"status": "finished", **{name: manifest[name] for name in _RESULTS}}
 
@@ -167,14 +172,14 @@ class _Running:
         record.update(outcome)
         self.folder.update(points=self.records)
 
-    def _stop(self, number: int, error: BaseException | None) -> int:
+    def _stop(self, number: int, error: BaseException | None, code: int = INTERRUPTED) -> int:
         self.folder.finish("interrupted")
         if isinstance(error, OutputClosed):
             raise error
         errors = Console(file=sys.stderr)
         say(errors, f"\nxtrax: interrupted in point {number} of {len(self.records)}, and saved. Go on with")
         say(errors, f"  {self.again}")
-        return INTERRUPTED
+        return code
 
     def _finish(self, seconds: float) -> int:
         """Rank, tell and record how all points did."""

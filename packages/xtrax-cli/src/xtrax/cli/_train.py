@@ -4,6 +4,7 @@ import dataclasses
 import errno
 import os
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,14 +16,15 @@ import jax.numpy as jnp
 from rich.console import Console
 
 from xtrax.cli._build import Built, build
-from xtrax.cli._defaults import INTERRUPTED
+from xtrax.cli._defaults import INTERRUPTED, PREEMPTED
 from xtrax.cli._errors import CLIError, OutputClosed, RunError, tell
 from xtrax.cli._folder import RunFolder, jsonable
+from xtrax.cli._interrupt import default_interrupts, raise_if_interrupted
 from xtrax.cli._report import LOG_NAME, Journal, Terminal, logged, logger, resume_command, say, summary
 from xtrax.cli.config import TrainConfig, load_train_config
 from xtrax.config import dump_toml
 from xtrax.run import collect_provenance
-from xtrax.training import Checkpoint, Engine, MetricsLog, ProgressBar, ResumableState
+from xtrax.training import Checkpoint, Engine, MetricsLog, PreemptionHandler, ProgressBar, ResumableState
 
 
 def run(config_path: Path, overrides: Sequence[str], runs_dir: Path, *, began: float) -> int:
@@ -35,7 +37,7 @@ def run(config_path: Path, overrides: Sequence[str], runs_dir: Path, *, began: f
         began: `time.perf_counter()` when the command began.
 
     Returns:
-        The exit code: 0, or 130 if interrupted.
+        The exit code: 0; 130 if interrupted; 75 if SIGTERM or SIGUSR1 stopped it, saved.
 
     Raises:
         CLIError: If it failed before the first step; nothing is left.
@@ -44,6 +46,7 @@ def run(config_path: Path, overrides: Sequence[str], runs_dir: Path, *, began: f
     config, document = load_train_config(config_path, overrides)
     import_paths = [str(config_path.resolve().parent), os.getcwd()]
     built = build(config, document, import_paths)
+    raise_if_interrupted()
     text = dump_toml(document).encode() if overrides else config_path.read_bytes()
     about = {
         "kind": config.kind,
@@ -78,19 +81,25 @@ def train(
         OutputClosed: If nobody reads the output any more; what was done is saved.
     """
     journal, console = Journal(), Terminal(file=sys.stdout, quiet=quiet)
+    in_main_thread = threading.current_thread() is threading.main_thread()  # which alone may handle signals
+    preemption = PreemptionHandler(exit_code=PREEMPTED) if in_main_thread else None
     try:
         with logged(folder.path):
             try:
                 _record_provenance(folder, resume)
                 callbacks: list[Any] = [journal, ProgressBar(console), MetricsLog(folder.path / "metrics.zarr")]
+                if preemption is not None:
+                    callbacks.append(preemption)
                 if config.checkpoint is not None:
                     callbacks.append(Checkpoint(**dataclasses.asdict(config.checkpoint)))
                 engine = Engine(built.trainer, callbacks, metrics=built.metrics, steps_per_call=config.steps_per_call)
                 state = _strong(built.state)
                 _try_evaluation(engine, state, built.data)
+                raise_if_interrupted()
                 say(console, f"run {folder.path.name}, in {folder.path}")
                 checkpoints = folder.path / "checkpoints"
-                state = engine.fit_sync(state, built.data, config.num_epochs, checkpoints, resume)
+                with default_interrupts():
+                    state = engine.fit_sync(state, built.data, config.num_epochs, checkpoints, resume)
                 results = _results(engine, state, time.perf_counter() - began)
                 folder.finish("finished", **jsonable(results))
             except (KeyboardInterrupt, OutputClosed) as error:
@@ -103,6 +112,9 @@ def train(
             except (Exception, SystemExit) as error:
                 if not journal.started:
                     raise
+                if isinstance(error, SystemExit) and preemption is not None and preemption.received is not None:
+                    _interrupted(folder, journal, quiet=quiet)
+                    return PREEMPTED
                 raise _failed(folder, journal, error) from error
     except RunError:
         raise

@@ -26,6 +26,7 @@ import tyro
 
 from xtrax.cli._defaults import RUNS_DIR
 from xtrax.cli._errors import UsageError
+from xtrax.cli._interrupt import raise_if_interrupted
 from xtrax.cli._plan_request import PlanRequest
 from xtrax.cli._shapes import parse_shapes
 
@@ -243,6 +244,7 @@ def _plan(args: PlanArgs) -> int:
     request = _request(args)
     from xtrax.cli._plan import plan
 
+    raise_if_interrupted()
     return plan(request, args.json)
 
 
@@ -252,6 +254,7 @@ def _explain(args: ExplainArgs) -> int:
         raise UsageError("--fmt png writes bytes; say where, by --out FILE")
     from xtrax.cli._plan import explain
 
+    raise_if_interrupted()
     return explain(request, args.fmt, args.out)
 
 
@@ -261,18 +264,21 @@ def _export(args: ExportArgs) -> int:
         raise UsageError("--serialized writes bytes; say where, by --out FILE")
     from xtrax.cli._export import export
 
+    raise_if_interrupted()
     return export(args.fn, shapes, args.serialized, args.out)
 
 
 def _graph_validate(args: GraphValidateArgs) -> int:
     from xtrax.cli._graph import graph_validate
 
+    raise_if_interrupted()
     return graph_validate(args.graph)
 
 
 def _graph_plan(args: GraphPlanArgs) -> int:
     from xtrax.cli._graph import graph_plan
 
+    raise_if_interrupted()
     return graph_plan(args.graph)
 
 
@@ -282,6 +288,7 @@ def _graph_author(args: GraphAuthorArgs) -> int:
             raise UsageError(f"{option} must be at least {least}, found {value}")
     from xtrax.cli._graph import graph_author
 
+    raise_if_interrupted()
     return graph_author(args.out, args.generator, args.seed, args.num_nodes, args.force)
 
 
@@ -289,6 +296,7 @@ def _run(args: RunArgs) -> int:
     began = time.perf_counter()
     from xtrax.cli._train import run
 
+    raise_if_interrupted()
     return run(args.config, args.set, args.runs_dir, began=began)
 
 
@@ -302,6 +310,7 @@ def _resume(args: ResumeArgs) -> int:
         raise UsageError(f"--epochs must be at least 1, found {args.epochs}")
     from xtrax.cli._resume import resume
 
+    raise_if_interrupted()
     return resume(args.run_id, args.epochs, args.in_place, args.runs_dir, began=began)
 
 
@@ -309,6 +318,7 @@ def _sweep(args: SweepArgs) -> int:
     began = time.perf_counter()
     from xtrax.cli._sweep import sweep
 
+    raise_if_interrupted()
     return sweep(args.config, args.set, args.runs_dir, began=began)
 
 
