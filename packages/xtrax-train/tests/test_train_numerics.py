@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from xtrax.training import safe_norm, safe_reciprocal
 
-FLOATS = st.floats(-1e4, 1e4, width=32)
+# XLA on CPU takes subnormal numbers for 0, so none that come near them.
+FLOATS = st.floats(-1e4, 1e4, width=32).filter(lambda x: x == 0 or abs(x) > 1e-30)
 VECTORS = st.lists(FLOATS, min_size=3, max_size=3).map(lambda v: np.array(v, "float32"))
 
 
