@@ -1,5 +1,6 @@
 """Strategies, and what runs them."""
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -271,6 +272,10 @@ def test_bad_k_is_refused(k, error):
         ([[0]], [0], 1, ValueError, "one dimension"),
         ([], [], 0, ValueError, "k must be at least 1"),
         ([0], [0], True, TypeError, "k must be an integer"),
+        ([0, 9], [0, 0, 1, 0], 2, ValueError, r"unique_indices holds 9, but must lie in \[0, n\) with n = 4"),
+        ([0, 4], [0, 0, 1, 0], 2, ValueError, r"unique_indices holds 4, but must lie in \[0, n\) with n = 4"),
+        ([0, 2], [1, 1, 0, 1], 2, ValueError, r"unique_indices\[0\] is element 0, but index_map\[0\] is 1: .* be 0;"),
+        ([0, 1], [0, 0, 1, 0], 2, ValueError, r"unique_indices\[1\] is element 1, but index_map\[1\] is 0: .* be 1;"),
     ],
 )
 def test_bad_dedup_specs_are_refused(unique, mapping, k, error, message):
@@ -287,11 +292,36 @@ def test_padding_repeats_the_last_distinct_element():
 
 def test_dedup_gathers_compare_by_bytes():
     same = DedupGather(np.array([0, 2, 3, 3]), np.array([0, 0, 1, 2, 1]), 3, 4)
-    other = DedupGather(np.array([0, 2, 4, 4]), np.array([0, 0, 1, 2, 1]), 3, 4)
+    other = DedupGather(np.array([0, 4, 3, 3]), np.array([0, 0, 1, 2, 1]), 3, 4)
     assert same == DEDUP
     assert hash(same) == hash(DEDUP)
     assert other != DEDUP
     assert Vmap() != DEDUP
+
+
+@given(data=st.data())
+@settings(max_examples=50, deadline=None)
+def test_a_dedup_spec_is_accepted_exactly_where_it_gives_every_element_its_own_result(data):
+    n = data.draw(st.integers(1, 5))
+    k = data.draw(st.integers(1, n))
+    unique = data.draw(st.permutations(range(n + 1)))[:k]
+    mapping = [*data.draw(st.permutations(range(k))), *data.draw(st.lists(st.integers(0, k - 1), max_size=n - k))]
+    # Elements that share an entry of index_map are copies; what stands for a class must be one of it.
+    consistent = all(u < len(mapping) and mapping[u] == i for i, u in enumerate(unique))
+    try:
+        strategy = DedupSpec("a", np.array(unique), np.array(mapping), k).to_dedup_gather()
+    except ValueError:
+        assert not consistent
+        return
+    assert consistent
+    assert axis_dispatch(strategy, lambda x: -x, np.array(mapping)).tolist() == [-c for c in mapping]
+
+
+@pytest.mark.parametrize("kept", [3, 5])
+def test_a_dedup_fn_that_returns_another_number_of_elements_is_refused(kept):
+    strategy = dataclasses.replace(DEDUP, dedup_fn=lambda xs, _: {"v": xs["v"][:kept]})
+    with pytest.raises(ValueError, match=rf"dedup_fn returned .* shape \({kept},\) at \['v'\], .* k_bucket = 4"):
+        axis_dispatch(strategy, lambda x: x, {"v": np.arange(5)})
 
 
 @pytest.mark.parametrize(
@@ -301,6 +331,9 @@ def test_dedup_gathers_compare_by_bytes():
         (([0, 1], [0], 2, 1), ValueError),
         (([0], [1], 1, 1), ValueError),
         (([0], [0], 0, 1), ValueError),
+        (([5], [0], 1, 1), ValueError),
+        (([0, 1, 9, 9], [0, 1, 1], 2, 4), ValueError),
+        (([0, 2, 2, 2], [1, 1, 0], 2, 4), ValueError),
         (([0.5], [0], 1, 1), TypeError),
         (([0], [0], 1, 1, 3), TypeError),
         (([0], [0], 1, 1, None, 3), TypeError),

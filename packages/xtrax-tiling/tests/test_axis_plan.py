@@ -178,8 +178,9 @@ def test_a_name_without_an_axis_is_refused(planner):
 def test_dedup_specs_of_another_size_are_refused():
     with pytest.raises(ValueError, match="maps 2 elements, but the axis has cardinality 3"):
         decide(AxisSpec("a", 3, 8), dedup_specs=[DedupSpec("a", np.array([0]), np.array([0, 0]), k=1)])
-    with pytest.raises(ValueError, match="unique index 9, but the axis has cardinality 2"):
-        decide(AxisSpec("a", 2, 8), dedup_specs=[DedupSpec("a", np.array([9]), np.array([0, 0]), k=1)])
+    strategy = DedupSpec("a", np.array([0]), np.array([0, 0]), k=1).to_dedup_gather()
+    with pytest.raises(ValueError, match="DedupGather of axis 'a' maps 2 elements, but the axis has cardinality 3"):
+        AxisDecision(AxisSpec("a", 3, 8), 1, "by hand", strategy)
 
 
 def test_names_are_given_once():

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from xtrax.tiling._check import check_bool, check_boundaries, check_int, check_name
 from xtrax.tiling.roles import AxisRole
-from xtrax.tiling.strategy import AxisStrategy
+from xtrax.tiling.strategy import AxisStrategy, DedupGather
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,9 +77,20 @@ class AxisDecision:
             1 for `Scan` and `WhileCarry`.
         reasoning: the rule that decided, with its numbers.
         strategy: what it decided on.
+
+    Raises:
+        ValueError: a `DedupGather` for another number of elements than the axis has.
     """
 
     spec: AxisSpec
     batch_size: int
     reasoning: str
     strategy: AxisStrategy
+
+    def __post_init__(self) -> None:
+        """Refuse a strategy that was made for another size."""
+        if isinstance(self.strategy, DedupGather) and self.strategy.index_map.size != self.spec.cardinality:
+            raise ValueError(
+                f"the DedupGather of axis {self.spec.name!r} maps {self.strategy.index_map.size} elements, but the "
+                f"axis has cardinality {self.spec.cardinality}; index_map needs one entry for each element."
+            )

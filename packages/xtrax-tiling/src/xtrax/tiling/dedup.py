@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from xtrax.tiling._check import check_callable, check_int, check_name
-from xtrax.tiling.strategy import DedupFn, DedupGather, GatherFn, index_array
+from xtrax.tiling.strategy import DedupFn, DedupGather, GatherFn, check_representatives, index_array
 
 
 def get_k_bucket(k: int) -> int:
@@ -51,8 +51,9 @@ class DedupSpec:
 
     Raises:
         TypeError: arrays that are not integer, a `k` that is not an integer, a function that is not callable.
-        ValueError: `k` below 1 or not the number of `unique_indices`, entries that repeat or are negative, or an
-            `index_map` that does not cover exactly `[0, k)`.
+        ValueError: `k` below 1 or not the number of `unique_indices`; entries of these that repeat or are not in
+            `[0, n)`; an `index_map` that does not cover exactly `[0, k)`, or in which a distinct element does not
+            stand for itself: `index_map[unique_indices[i]]` is `i`.
 
     >>> DedupSpec("batch", np.array([0, 2]), np.array([0, 0, 1, 0]), k=2).to_dedup_gather().k_bucket
     2
@@ -84,6 +85,7 @@ class DedupSpec:
                 f"index_map must cover exactly [0, k) with k = {self.k}, but {_short(stray)} "
                 "is missing from it or out of range."
             )
+        check_representatives(unique, mapping, self.k)
         if self.dedup_fn is not None:
             check_callable("dedup_fn", self.dedup_fn, "(xs, unique_indices) -> xs")
         if self.gather_fn is not None:

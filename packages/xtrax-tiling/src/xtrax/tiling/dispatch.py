@@ -5,6 +5,7 @@ from typing import Any, overload
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from xtrax.tiling._axes import resolve_axes
 from xtrax.tiling._check import check_callable, check_names
@@ -99,7 +100,7 @@ def axis_dispatch(strategy: AxisStrategy, fn: Callable[..., Any] | None, xs: Any
     Raises:
         TypeError: `strategy` is none, or `fn` is missing or not callable.
         ValueError: an `init` that is missing or not used, elements for a `WhileCarry`, or another number of elements
-            than a `DedupGather` was made for.
+            than a `DedupGather` was made for or its `dedup_fn` should return.
         DispatchRejected: `Bucket`, with the recipe for the host.
 
     >>> import jax.numpy as jnp
@@ -159,7 +160,19 @@ def _run_dedup(strategy: DedupGather, fn: Callable[[Any], Any], xs: Any) -> Any:
             f"{strategy.index_map.size}; find the duplicates of this xs anew."
         )
     distinct = (strategy.dedup_fn or _take)(xs, strategy.unique_indices)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(distinct):
+        # Results are gathered by position, and JAX clamps a position past the end in silence.
+        if np.shape(leaf)[:1] != (strategy.k_bucket,):
+            raise ValueError(
+                f"dedup_fn returned {_shape_text(path, leaf)}, but must return k_bucket = {strategy.k_bucket} elements "
+                "along the leading axis, one for each of the unique_indices that it is given."
+            )
     return (strategy.gather_fn or _take)(jax.vmap(fn)(distinct), strategy.index_map)
+
+
+def _shape_text(path: Any, leaf: Any) -> str:
+    where = f" at {jax.tree_util.keystr(path)}" if path else ""
+    return f"an array of shape {np.shape(leaf)}{where}"
 
 
 def _take(tree: Any, indices: Any) -> Any:

@@ -5,8 +5,6 @@ import warnings
 from collections.abc import Callable, Collection, Sequence
 from typing import TypeVar
 
-import numpy as np
-
 from xtrax.tiling._by_size import by_limit, by_size, fit
 from xtrax.tiling._check import check_callable, check_names
 from xtrax.tiling._memory import MemoryBudget, PlanMemory, byte_text, check_estimate
@@ -246,12 +244,6 @@ def _deduplicated(spec: AxisSpec, dedup: DedupSpec) -> AxisDecision:
         raise ValueError(
             f"the DedupSpec of axis {spec.name!r} maps {dedup.index_map.size} elements, but the axis has cardinality "
             f"{spec.cardinality}; index_map needs one entry for each element."
-        )
-    last = int(np.max(dedup.unique_indices))
-    if dedup.dedup_fn is None and last >= spec.cardinality:
-        raise ValueError(
-            f"the DedupSpec of axis {spec.name!r} has the unique index {last}, but the axis has cardinality "
-            f"{spec.cardinality}; unique_indices are positions of elements."
         )
     strategy = dedup.to_dedup_gather()
     reasoning = (

@@ -167,7 +167,7 @@ class DedupGather:
 
     Raises:
         TypeError: an array that is not integer, a count that is not an integer, a function that is not callable.
-        ValueError: sizes that disagree or indices out of range.
+        ValueError: sizes that disagree, indices out of range, or a representative that `index_map` gives to another.
     """
 
     unique_indices: npt.NDArray[np.integer]
@@ -187,6 +187,7 @@ class DedupGather:
             raise ValueError(f"unique_indices has {self.unique_indices.size} entries, but k_bucket is {self.k_bucket}.")
         if np.any(self.index_map >= self.k):
             raise ValueError(f"index_map holds {np.max(self.index_map)}, but must lie in [0, k) with k = {self.k}.")
+        check_representatives(self.unique_indices, self.index_map, self.k)
         if self.dedup_fn is not None:
             check_callable("dedup_fn", self.dedup_fn, "(xs, unique_indices) -> xs")
         if self.gather_fn is not None:
@@ -224,6 +225,24 @@ class Bucket:
 
 
 AxisStrategy: TypeAlias = Vmap | SafeMap | Scan | WhileCarry | DedupGather | Bucket
+
+
+def check_representatives(unique_indices: npt.NDArray[Any], index_map: npt.NDArray[Any], k: int) -> None:
+    """Refuse positions of elements that do not exist, and representatives that do not stand for themselves."""
+    n = index_map.size
+    if np.any(unique_indices >= n):
+        raise ValueError(
+            f"unique_indices holds {np.max(unique_indices)}, but must lie in [0, n) with n = {n}, the length of "
+            "index_map: they are positions of elements."
+        )
+    representatives = unique_indices[:k]  # what follows them is padding
+    given = index_map[representatives]
+    for i in np.flatnonzero(given != np.arange(k))[:1]:
+        element = representatives[i]
+        raise ValueError(
+            f"unique_indices[{i}] is element {element}, but index_map[{element}] is {given[i]}: a distinct element "
+            f"stands for itself, so that it must be {i}; index_map holds positions in unique_indices, in their order."
+        )
 
 
 def index_array(name: str, value: Any) -> npt.NDArray[np.int32]:
