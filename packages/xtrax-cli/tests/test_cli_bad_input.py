@@ -45,7 +45,14 @@ def refused(project, *arguments, code=2):
         ("seed = 7", "seed = -1", r"toml:3: seed: must be from 0 to 4294967295, found -1"),
         ("seed = 7", 'kind = "tile"', r"toml:3: kind: must be one of 'train', found the string 'tile'"),
         ("batch_size = 32", "batch_size = 0", r"toml:19: data\.batch_size: must be at least 1, found 0"),
-        ("optax:adam", "optax.adam", r"toml:11: optimizer\.path: must be module:symbol"),
+        (
+            "optax:adam",
+            "optax.adam",
+            r"toml:11: .*must be module:symbol, .* found 'optax\.adam'; did you mean optax:adam\?",
+        ),
+        ("optax:adam", "adam", r"toml:11: optimizer\.path: must be module:symbol, such as optax:adam, found 'adam'$"),
+        ("MODULE:accuracy", "a.b.c", r"metrics: accuracy must be .* found 'a\.b\.c'; did you mean a\.b:c\?"),
+        ("seed = 7", "seed = 7\nseed = 8", r"toml:4:9: not valid TOML: the key seed is set twice; keep one"),
         ("optax:adam", "optax:adm", r"toml:11: optimizer\.path: optax has no 'adm'; did you mean optax:adam\?"),
         (
             "optax:adam",

@@ -91,6 +91,22 @@ def test_a_syntax_error_has_file_line_and_column(tmp_path, text, line, column):
     assert "end of document" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a = 1\na = 2\n", "2:6: not valid TOML: the key a is set twice; keep one"),
+        ("[t]\nx.y = 1\nb = 0\nx.y = [\n  1,\n]\n", "6:2: not valid TOML: the key x.y is set twice; keep one"),
+        ('a = 1\na = """\nb = 3\n"""\n', "4:4: not valid TOML: the key a is set twice; keep one"),
+        ("a = 1\r\na = 2", "2:6: not valid TOML: the key a is set twice; keep one at the end of the file"),
+        ("[m.x]\n[m.x]\n", "the table m.x stands twice; join them"),
+        ("m = {a = 1, a = 2}\n", "Duplicate inline table key 'a'"),
+    ],
+)
+def test_a_key_or_table_that_stands_twice_is_named(tmp_path, text, words):
+    with pytest.raises(MyError, match=re.escape(words)):
+        load_toml_document(write(tmp_path, text), MyError)
+
+
 def test_a_file_that_is_not_utf8_says_where(tmp_path):
     path = write(tmp_path, b"a = 1\nb = '\xff'\n")
     with pytest.raises(MyError, match=re.escape(f"{path}:2:6: not UTF-8 (byte 0xff)")):

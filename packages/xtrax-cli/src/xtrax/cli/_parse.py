@@ -58,7 +58,34 @@ def _quiet(parse_them: Callable[[], Any], prog: str) -> Any:
     except SystemExit as error:
         if not error.code:
             return None
-        raise UsageError(f"{_condensed(told.getvalue())}; see {prog} --help") from error
+        raise UsageError(f"{_own_words(_condensed(told.getvalue()), prog)}; see {prog} --help") from error
+
+
+_WORDS = (
+    (r"The following arguments are required: (?P<names>.*)", "{prog} needs {names}"),
+    (
+        r"Error parsing (?P<name>\S+): no type matching .*\bINT .*\['(?P<found>.*)'\]",
+        "{name} must be an integer, found '{found}'",
+    ),
+    (
+        r"Error parsing (?P<name>\S+): invalid literal for int.*: '(?P<found>.*)'",
+        "{name} must be an integer, found '{found}'",
+    ),
+    (
+        r"invalid choice '(?P<found>.*)' for argument '(?P<name>\S+)'\. Expected one of \((?P<names>.*)\)",
+        "{name} must be one of {names}, found '{found}'",
+    ),
+    (r"Missing value for argument '(?:\(')?(?P<name>-[\w-]+).*", "{name} needs a value"),
+    (r"Unrecognized options: (?P<names>.*)", "{prog} does not take {names}"),
+)
+
+
+def _own_words(text: str, prog: str) -> str:
+    """What tyro says, as xtrax says such things; what it says of anything else, as it is."""
+    for pattern, words in _WORDS:
+        if match := re.fullmatch(pattern, text):
+            return words.format(prog=prog, **match.groupdict())
+    return text
 
 
 def _condensed(box: str) -> str:

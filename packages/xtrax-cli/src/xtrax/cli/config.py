@@ -24,7 +24,13 @@ class ConfigError(CLIError, ValueError):
 
 def _is_path(value: str) -> None:
     if not re.fullmatch(r"[^:\s]+:[^:\s]+", value):
-        raise ValueError(f"must be module:symbol, such as optax:adam, found {value!r}")
+        module, _, symbol = value.rpartition(".")
+        hint = (
+            f"; did you mean {module}:{symbol}?"
+            if re.fullmatch(r"\w+(\.\w+)*", module) and symbol.isidentifier()
+            else ""
+        )
+        raise ValueError(f"must be module:symbol, such as optax:adam, found {value!r}{hint}")
 
 
 def _at_least_1(value: float) -> None:
@@ -140,7 +146,7 @@ class TrainConfig:
         loss: The loss.
         data: The data.
         schema_version: The layout of the file: 1.
-        kind: `"train"`.
+        kind: What the file describes; only `"train"`, a training run, which is also what it is if left out.
         seed: Of the model, of the training state and, unless `[data]` has its own, of the data.
         steps_per_call: Steps compiled into one call of the engine; results do not depend on it.
         metrics: A name for each `module:symbol` of `(predictions, targets) -> (n,)`.

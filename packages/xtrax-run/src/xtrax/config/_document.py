@@ -1,5 +1,7 @@
 """A TOML file as a dict that remembers where its keys stand."""
 
+import ast
+import contextlib
 import os
 import re
 import tomllib
@@ -8,7 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from xtrax.config._faults import check_error_class, nearest
-from xtrax.config._keys import Key, key_lines
+from xtrax.config._keys import Key, format_key, key_lines
 
 _POSITION = re.compile(r"\s*\(at (?:line (?P<line>\d+), column (?P<column>\d+)|end of document)\)$")
 
@@ -90,12 +92,32 @@ def load_toml_document(path: str | os.PathLike[str], error_cls: type[Exception])
     except tomllib.TOMLDecodeError as error:
         message = str(error)
         position = _POSITION.search(message)
-        what = "not valid TOML: " + (message[: position.start()] if position else message)
+        message = message[: position.start()] if position else message
         if position and position["line"]:
-            raise error_cls(f"{file}:{position['line']}:{position['column']}: {what}") from error
-        _refuse_syntax(file, text, what + " at the end of the file", error_cls, error)
+            line, column = int(position["line"]), int(position["column"])
+            what = _told(message, text, line, column)
+            raise error_cls(f"{file}:{line}:{column}: not valid TOML: {what}") from error
+        what = _told(message, text, text.count("\n") + 1, len(text) + 1)
+        _refuse_syntax(file, text, f"not valid TOML: {what} at the end of the file", error_cls, error)
     except RecursionError as error:
         raise error_cls(f"{file}: arrays or tables are nested too deeply to be read; flatten them") from error
+
+
+def _told(message: str, text: str, line: int, column: int) -> str:
+    """A message of `tomllib`; of a key or table that stands twice, with its name."""
+    if message == "Cannot overwrite a value":
+        # The position is behind the value, which may have several lines: the key is on the last line from which there
+        # is TOML up to there.
+        lines = text.replace("\r\n", "\n").splitlines(keepends=True)[:line]
+        lines[-1] = lines[-1][: column - 1]
+        for first in range(len(lines) - 1, -1, -1):
+            part = "".join(lines[first:]).strip()
+            with contextlib.suppress(tomllib.TOMLDecodeError):
+                if tomllib.loads(part) and not part.startswith("["):
+                    return f"the key {part.partition('=')[0].strip()} is set twice; keep one"
+    if declared := re.fullmatch(r"Cannot declare (\(.*\)) twice", message):
+        return f"the table {format_key(ast.literal_eval(declared[1]))} stands twice; join them"
+    return message
 
 
 def _refuse_syntax(file: Path, before: str, what: str, error_cls: type[Exception], cause: Exception) -> NoReturn:
