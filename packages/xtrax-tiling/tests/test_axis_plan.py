@@ -87,6 +87,37 @@ def test_one_warning_names_every_axis_with_a_remainder_and_points_at_the_caller(
     assert issubclass(RemainderWarning, RuntimeWarning)
 
 
+@pytest.mark.parametrize(
+    ("specs", "text"),
+    [
+        (
+            [AxisSpec("batch", 100, 32)],
+            "axis 'batch' runs as 4 chunks of 25, since 100 elements are no multiple of 32 (remainder 4). "
+            "Results are those of jax.vmap; nothing needs to be done.",
+        ),
+        (
+            # ceil(10 / 3) = 4 chunks of ceil(10 / 4) = 3 hold 12 places, ceil(5 / 2) = 3 chunks of 2 hold 6.
+            [AxisSpec("a", 10, 3), AxisSpec("b", 5, 2)],
+            "axis 'a' runs as 4 chunks of 3, since 10 elements are no multiple of 3 (remainder 1). "
+            "axis 'b' runs as 3 chunks of 2, since 5 elements are no multiple of 2 (remainder 1). "
+            "Results are those of jax.vmap; nothing needs to be done, unless the function has side effects: "
+            "3 elements are computed twice.",
+        ),
+    ],
+)
+def test_a_remainder_warning_says_whether_anything_needs_to_be_done(specs, text):
+    with pytest.warns(RemainderWarning) as caught:
+        BatchPlanner().plan(specs)
+    assert [str(w.message) for w in caught] == [text]
+
+
+def test_an_empty_axis_is_planned_and_runs_as_under_vmap():
+    plan = BatchPlanner().plan([AxisSpec("a", 0, 8)])
+    (decision,) = plan.decisions
+    assert decision.strategy == Vmap()
+    assert make_axis_dispatch(decision.strategy)(lambda x: x.sum(), np.ones((0, 3))).shape == (0,)
+
+
 def test_a_carry_makes_a_scan():
     init = jnp.zeros(3)
     spec = AxisSpec("time", 10, 4)

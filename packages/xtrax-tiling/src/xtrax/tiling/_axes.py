@@ -9,8 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 
 
-def broadcast_prefix(name: str, prefix: Any, tree: Any) -> list[Any]:
+def broadcast_prefix(name: str, prefix: Any, tree: Any, value: str = "an int, None,") -> list[Any]:
     """The leaves of `prefix`, each repeated for the leaves of `tree` below it; None is a leaf.
+
+    Args:
+        name: the argument that `prefix` is, for messages.
+        prefix: a leaf, or a pytree that ends where one of its leaves stands for all of `tree` below.
+        tree: the argument `xs`.
+        value: what a leaf of `prefix` may be, for messages.
 
     Raises:
         ValueError: `prefix` is not a prefix of `tree`.
@@ -20,14 +26,39 @@ def broadcast_prefix(name: str, prefix: Any, tree: Any) -> list[Any]:
     def repeat(value: Any, subtree: Any) -> None:
         spread.extend([value] * len(jax.tree.leaves(subtree)))
 
-    try:
-        jax.tree.map(repeat, prefix, tree, is_leaf=lambda node: node is None)
-    except ValueError as error:
+    parts = jax.tree.structure(prefix, is_leaf=lambda node: node is None)
+    if mismatch := _mismatch("", parts, jax.tree.structure(tree)):
+        path, found, there = mismatch
         raise ValueError(
-            f"{name} must be a single value or a pytree that is a prefix of xs, but {prefix!r} does not match "
-            f"{jax.tree.structure(tree)}: {error}"
-        ) from error
+            f"{name} must be {value} or a pytree of such values that is a prefix of xs, but {name}{path} is {found}, "
+            f"where xs{path} is {there}; give {name}{path} one value for all of xs{path}, or the structure that it has."
+        )
+    jax.tree.map(repeat, prefix, tree, is_leaf=lambda node: node is None)
     return spread
+
+
+def _mismatch(path: str, prefix: Any, tree: Any) -> tuple[str, str, str] | None:
+    """Where two structures first differ, not counting what lies below a leaf of `prefix`, and what each has there."""
+    if (node := prefix.node_data()) is None:
+        return None
+    children, others = prefix.children(), tree.children()
+    if node != tree.node_data() or len(children) != len(others):
+        return path, _in_words(prefix), _in_words(tree)
+    kind, metadata = node
+    names = [jax.tree_util.keystr((jax.tree_util.DictKey(key),)) for key in metadata] if kind is dict else []
+    for i, (child, other) in enumerate(zip(children, others, strict=True)):
+        if found := _mismatch(path + (names[i] if names else f"[{i}]"), child, other):
+            return found
+    return None
+
+
+def _in_words(structure: Any) -> str:
+    if (node := structure.node_data()) is None:
+        return "a single leaf"
+    kind, metadata = node
+    if kind is type(None):
+        return "None"
+    return f"a dict with the keys {metadata}" if kind is dict else f"a {kind.__name__} of {len(structure.children())}"
 
 
 @dataclasses.dataclass(frozen=True)

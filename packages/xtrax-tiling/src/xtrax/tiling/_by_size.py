@@ -1,5 +1,7 @@
 """Axes whose elements are independent: all at once, or a chunk at a time."""
 
+from collections.abc import Sequence
+
 from xtrax.tiling._layout import Chunks
 from xtrax.tiling._memory import MemoryBudget, PlanMemory, byte_text, check_estimate
 from xtrax.tiling._spec import AxisDecision, AxisSpec
@@ -116,6 +118,22 @@ def _in_chunks(spec: AxisSpec, limit: int, because: str, numbers: str = "") -> A
     if chunks.overlap:
         reasoning += f", elements computed twice: {chunks.overlap}"
     return AxisDecision(spec, limit, reasoning + numbers + _not_deduplicated(spec), SafeMap(limit))
+
+
+def remainder_text(decisions: Sequence[AxisDecision]) -> str:
+    """The warning about axes whose chunks do not come out even at their batch size."""
+    sentences = []
+    twice = 0
+    for decision in decisions:
+        spec, limit = decision.spec, decision.batch_size
+        chunks = Chunks.balanced(spec.cardinality, limit)
+        twice += chunks.overlap
+        sentences.append(
+            f"axis {spec.name!r} runs as {chunks.count} chunks of {chunks.size}, since {spec.cardinality} elements are "
+            f"no multiple of {limit} (remainder {spec.cardinality % limit})."
+        )
+    unless = f", unless the function has side effects: {twice} elements are computed twice" if twice else ""
+    return f"{' '.join(sentences)} Results are those of jax.vmap; nothing needs to be done{unless}."
 
 
 def _not_deduplicated(spec: AxisSpec) -> str:

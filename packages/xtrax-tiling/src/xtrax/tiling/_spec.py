@@ -15,7 +15,7 @@ class AxisSpec:
 
     Args:
         name: by which plans, carries and dedup specs refer to it.
-        cardinality: how many elements it has, at least 0.
+        cardinality: how many elements it has, at least 0; an empty axis is planned as `Vmap`.
         default_batch_size: how many are mapped at once where nothing decides otherwise, at least 1.
         tile_granularity: chunks that a budget chooses are a multiple of this, at least 1.
         heterogeneous: whether the elements differ in length.

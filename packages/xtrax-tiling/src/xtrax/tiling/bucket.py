@@ -69,7 +69,7 @@ def bucketize(xs: Any, bucket_size: int, *, pad_value: Any = 0, axis: Any = 0) -
     names = [f"xs{jax.tree_util.keystr(path)}" for path, _ in named]
     arrays = [_host_array(name, leaf) for name, (_, leaf) in zip(names, named, strict=True)]
     axes = broadcast_prefix("axis", axis, xs)
-    values = broadcast_prefix("pad_value", pad_value, xs)
+    values = broadcast_prefix("pad_value", pad_value, xs, "a number")
     padded_axes = {
         i: _normal_axis(name, array, ax)
         for i, (name, array, ax) in enumerate(zip(names, arrays, axes, strict=True))

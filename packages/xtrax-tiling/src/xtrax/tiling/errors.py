@@ -30,4 +30,4 @@ class DispatchRejected(ValueError):
 
 
 class RemainderWarning(RuntimeWarning):
-    """An axis is not a multiple of its batch size, so that its chunks are smaller or overlap."""
+    """An axis is no multiple of its batch size, so that its chunks are smaller than that, or overlap; results hold."""

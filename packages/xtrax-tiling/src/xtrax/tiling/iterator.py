@@ -56,7 +56,7 @@ class VmapIterator:
 
         Raises:
             TypeError: `fn` is not callable, or an axis is neither an int nor None.
-            ValueError: nothing is mapped, a leaf lacks the axis, or sizes differ.
+            ValueError: nothing is mapped, `in_axes` is no prefix of `xs`, a leaf lacks the axis, or sizes differ.
         """
         check_callable("fn", fn, "x -> y")
         resolve_axes(xs, in_axes)
@@ -168,7 +168,10 @@ class WhileLoopIterator:
 
 
 def safe_map(fn: Callable[[Any], Any], xs: Any, batch_size: int | None = None) -> Any:
-    """`jax.lax.map` with any remainder at no extra memory, and no empty axis.
+    """`jax.lax.map` with any remainder at no extra memory, that refuses an empty axis.
+
+    An axis without elements is where a filter upstream has let nothing through, more often than not. Where it is meant,
+    `SafeMapIterator(batch_size)` and `VmapIterator()` map it as `jax.vmap` does, to results `(0, ...)`.
 
     Args:
         fn: a function of one element.
@@ -189,7 +192,9 @@ def safe_map(fn: Callable[[Any], Any], xs: Any, batch_size: int | None = None) -
     check_callable("fn", fn, "x -> y")
     iterator = None if batch_size is None else SafeMapIterator(check_int("batch_size", batch_size, 1))
     if resolve_axes(xs).size == 0:
-        raise ValueError("xs has no elements along its leading axis; safe_map needs at least one.")
+        raise ValueError(
+            "xs has no elements along its leading axis, and safe_map needs at least one; SafeMapIterator maps none."
+        )
     return lax.map(fn, xs) if iterator is None else iterator(fn, xs)
 
 
@@ -202,6 +207,8 @@ def safe_scan(
     unroll: int = 1,
 ) -> tuple[Any, Any]:
     """`jax.lax.scan` whose arguments and carry are checked, and that refuses an empty axis.
+
+    Where an axis without elements is meant, `JaxScanIterator()` scans it as `jax.lax.scan` does, to the first carry.
 
     Args:
         fn: `(carry, x) -> (carry, y)`.
@@ -237,6 +244,6 @@ def safe_scan(
     else:
         size = length
     if size == 0:
-        raise ValueError("the axis has no elements; safe_scan needs at least one step.")
+        raise ValueError("the axis has no elements, and safe_scan needs at least one step; JaxScanIterator takes none.")
     step = checked_transition(fn, collect_outputs=True)
     return lax.scan(step, materialize_carry(init), xs, length=size, reverse=reverse, unroll=unroll)

@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Callable, Collection, Sequence
 from typing import TypeVar
 
-from xtrax.tiling._by_size import by_limit, by_size, fit
+from xtrax.tiling._by_size import by_limit, by_size, fit, remainder_text
 from xtrax.tiling._check import check_callable, check_names
 from xtrax.tiling._memory import MemoryBudget, PlanMemory, byte_text, check_estimate
 from xtrax.tiling._render import html_table, text_table
@@ -184,8 +184,7 @@ class BatchPlanner:
                 warnings.warn("; ".join(failures), RuntimeWarning, stacklevel=2)
         remainders = [d for d in decisions if isinstance(d.strategy, SafeMap) and d.spec.cardinality % d.batch_size]
         if remainders:
-            listed = "; ".join(f"axis {d.spec.name!r}: {d.reasoning}" for d in remainders)
-            warnings.warn(f"{listed}. The results are those of jax.vmap.", RemainderWarning, stacklevel=2)
+            warnings.warn(remainder_text(remainders), RemainderWarning, stacklevel=2)
         return BatchPlan(decisions, memory)
 
     def _claimed(self, spec: AxisSpec) -> AxisDecision | None:
