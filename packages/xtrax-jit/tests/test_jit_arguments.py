@@ -8,10 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from xtrax.jit import batched_jit, bounded_jit, filter_bounded_jit
+from xtrax.jit import batched_jit, bounded_jit, explain_retrace, filter_bounded_jit
 
 WRAPPERS = (bounded_jit, batched_jit, filter_bounded_jit)
 EMPTY_MESH = jax.sharding.Mesh(np.empty((), dtype=object), ())
+
+x2 = jnp.ones(2)
 
 
 def scale(x, factor=2.0, *, shift=0.0):
@@ -153,6 +155,52 @@ def test_a_batch_size_that_is_not_positive_is_refused(size):
 def test_axes_are_checked_by_vmap_itself():
     with pytest.raises(TypeError, match="in_axes"):
         batched_jit(scale, in_axes="0", max_traces=1)(jnp.ones(2))
+
+
+@pytest.mark.parametrize(
+    ("in_axes", "args", "kwargs", "message"),
+    [
+        ((0,), (x2, x2), {}, r"^scale: in_axes has 1 entry, but the call passes 2 by position\. Give one entry"),
+        ((0, 0), (x2,), {}, r"^scale: in_axes has 2 entries, but the call passes 1 by position\."),
+        ((0, 0), (x2,), {"factor": x2}, r"but the call passes 1 by position and factor by keyword\."),
+        (((0,), 0), (x2, x2), {}, r"^scale: in_axes\[0\] is a tuple of 1, but x is a single leaf\. .* all of x,"),
+        (({"a": 0},), ({"b": x2},), {}, r"in_axes\[0\] is a dict with the keys \['a'\], but x is .* \['b'\]"),
+        (({"a": (0, 0)},), ({"a": [x2, x2]},), {}, r"in_axes\[0\]\['a'\] is a tuple of 2, but x\['a'\] is a list of 2"),
+    ],
+)
+def test_axes_that_do_not_fit_the_arguments_are_refused_in_plain_words(in_axes, args, kwargs, message):
+    batched = batched_jit(scale, in_axes=in_axes, max_traces=1)
+    with pytest.raises(ValueError, match=message) as error:
+        batched(*args, **kwargs)
+    assert "pytree structure error" not in str(error.value)
+    assert explain_retrace(batched) == []
+
+
+def test_more_axes_than_positional_parameters_are_refused_when_wrapped():
+    with pytest.raises(ValueError, match=r"in_axes has 3 entries, but scale takes 2 by position: x, factor\."):
+        batched_jit(scale, in_axes=(0, None, None), max_traces=1)
+    total = batched_jit(lambda *xs: sum(xs), in_axes=(0, None, 0), max_traces=1)
+    assert total(jnp.ones(2), 1.0, jnp.arange(2.0)).tolist() == [2.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    ("in_axes", "value", "expected"),
+    [
+        (0, {"a": [[1, 2], [3, 4]], "b": [10, 20]}, [13, 27]),
+        (({"a": 1, "b": None},), {"a": [[1, 2], [3, 4]], "b": 10}, [14, 16]),
+        (({"a": -1, "b": 0},), {"a": [[1, 2], [3, 4]], "b": [10, 20]}, [14, 26]),
+        ([0], {"a": [[1, 2], [3, 4]], "b": [10, 20]}, [13, 27]),
+    ],
+)
+def test_axes_that_fit_are_those_of_vmap(in_axes, value, expected):
+    batched = batched_jit(lambda v: v["a"].sum() + v["b"], in_axes=in_axes, max_traces=1)
+    assert batched({name: jnp.array(leaf) for name, leaf in value.items()}).tolist() == expected
+
+
+def test_arguments_are_named_not_numbered():
+    numbered: Any = {"static_argnums": (1,)}
+    with pytest.raises(TypeError, match="static_argnums"):
+        bounded_jit(scale, max_traces=1, **numbered)
 
 
 @pytest.mark.parametrize(

@@ -249,9 +249,42 @@ def test_the_whole_message():
         "Pass each argument in one form, by position or by keyword, at every call.\n"
         "Pad inputs to a few fixed shapes, so that calls share a trace.\n"
         "A Python number is weakly typed: pass jnp.asarray(value, dtype) at every call.\n"
-        "Pass the same containers with the same keys and metadata at every call; fill what is missing with a default.\n"
+        "An argument that is left out is another trace than the same one passed, even with its default value: pass it "
+        "at every call, or at none.\n"
         "If this trace is intended, raise max_traces."
     )
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "difference"),
+    [
+        (Call(x), Call(x, n=2), "n: absent -> static 2"),
+        (Call(x, n=1), Call(x), "n: static 1 -> absent"),
+        (Call(x), Call(x, 0.5), "lr: absent -> weak float32[]"),
+        (Call(x), Call(x, lr=0.5), "lr: absent -> weak float32[]"),
+        (Call(x), Call(x, flag=None), "flag: absent -> None"),
+        (Call(x), Call(x, flag={"a": x}), "flag['a']: absent -> float32[4,2]"),
+        (Call(x, 0.5, x), Call(x, 0.5, x, x), "rest[1]: absent -> float32[4,2]"),
+        (Call(x, o=x), Call(x), "o: float32[4,2] -> absent"),
+    ],
+)
+def test_an_argument_that_is_not_always_passed_gets_advice_about_calls(first, second, difference):
+    bounded = bounded_jit(total, max_traces=1, static_argnames=["n"])
+    bounded(*first.args, **first.kwargs)
+    with pytest.raises(TraceBudgetExceededError) as caught:
+        bounded(*second.args, **second.kwargs)
+    assert caught.value.differences == (difference,)
+    assert "pass it at every call, or at none" in str(caught.value)
+    assert "containers" not in str(caught.value)
+
+
+def test_a_missing_key_of_an_argument_that_is_passed_gets_advice_about_containers():
+    bounded = bounded_jit(total, max_traces=1)
+    bounded({"a": x}, flag={"a": x})
+    with pytest.raises(TraceBudgetExceededError) as caught:
+        bounded({"a": x, "b": x}, flag={"a": x})
+    assert "the same containers with the same keys" in str(caught.value)
+    assert "left out" not in str(caught.value)
 
 
 def test_many_differences_are_counted_not_listed():

@@ -7,7 +7,17 @@ from typing import Any, Literal
 from xtrax.jit._signature import ArrayLeaf, Entry, Node, StaticLeaf, TraceSignature, show
 
 Kind = Literal[
-    "shape", "dtype", "weak type", "sharding", "static value", "structure", "call form", "mesh", "axes", "config"
+    "shape",
+    "dtype",
+    "weak type",
+    "sharding",
+    "static value",
+    "structure",
+    "omitted",
+    "call form",
+    "mesh",
+    "axes",
+    "config",
 ]
 
 ADVICE: dict[str, str] = {
@@ -19,6 +29,8 @@ ADVICE: dict[str, str] = {
     "compares by identity (a lambda, a partial) as one object made once.",
     "structure": "Pass the same containers with the same keys and metadata at every call; fill what is missing with a "
     "default.",
+    "omitted": "An argument that is left out is another trace than the same one passed, even with its default value: "
+    "pass it at every call, or at none.",
     "call form": "Pass each argument in one form, by position or by keyword, at every call.",
     "mesh": "Make every call under the same `with jax.set_mesh(mesh):`, or bind the function to it with mesh=.",
     "axes": "Call the function under the same named axes (jax.vmap(axis_name=), jax.shard_map) every time.",
@@ -48,7 +60,7 @@ def difference(before: TraceSignature, after: TraceSignature) -> list[Change]:
     """What differs between two traces of one function, arguments first."""
     return [
         *_call_form(before, after),
-        *_entries(before.entries, after.entries),
+        *(_omission(change, before, after) for change in _entries(before.entries, after.entries)),
         *_text("mesh", "ambient mesh:", before.mesh, after.mesh),
         *_text("axes", "named axes:", before.named_axes, after.named_axes),
         *(
@@ -61,7 +73,7 @@ def difference(before: TraceSignature, after: TraceSignature) -> list[Change]:
 
 def distance(changes: list[Change]) -> tuple[int, int]:
     """How dissimilar two traces are: first by their trees, since one replaced container hides many leaves."""
-    return sum(change.kind == "structure" for change in changes), len(changes)
+    return sum(change.kind in ("structure", "omitted") for change in changes), len(changes)
 
 
 def _text(kind: Kind, where: str, before: str, after: str) -> Iterator[Change]:
@@ -76,6 +88,16 @@ def _call_form(before: TraceSignature, after: TraceSignature) -> Iterator[Change
     for name in before.keyword:
         if name in after.positional:
             yield Change("call form", f"{name}: passed", "by keyword", "by position")
+
+
+def _omission(change: Change, before: TraceSignature, after: TraceSignature) -> Change:
+    """`change`, as one of the call where the whole argument that it is in was passed in one of the two only."""
+    if "absent" in (change.before, change.after):
+        names, others = ({*signature.positional, *signature.keyword} for signature in (before, after))
+        path = change.where.removesuffix(":")
+        if any(path == name or path.startswith((f"{name}[", f"{name}.")) for name in names ^ others):
+            return dataclasses.replace(change, kind="omitted")
+    return change
 
 
 def _entries(before: Mapping[str, Entry], after: Mapping[str, Entry]) -> Iterator[Change]:

@@ -26,6 +26,15 @@ def signature_of(function: Callable[..., Any]) -> inspect.Signature | None:
         return None
 
 
+def argument_names(function: Callable[..., Any], count: int) -> tuple[str, ...]:
+    """Names of the first `count` arguments passed by position; those that `*rest` takes are `rest[0]`, `rest[1]`."""
+    signature = signature_of(function)
+    parameters = signature.parameters.values() if signature else ()
+    names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    rest = next((p.name for p in parameters if p.kind == p.VAR_POSITIONAL), "args")
+    return (*names[:count], *(f"{rest}[{i}]" for i in range(count - len(names))))
+
+
 def _named(function: Any) -> Any:
     """What has the name: the function inside a partial, the class of a callable object."""
     while isinstance(function, functools.partial):

@@ -9,7 +9,7 @@ import jax
 import jax.core
 
 from xtrax.jit._context import ambient_mesh, configuration, describe_mesh, named_axes
-from xtrax.jit._naming import signature_of
+from xtrax.jit._naming import argument_names
 
 _short = reprlib.Repr()
 _short.maxother = _short.maxstring = _short.maxlong = 80
@@ -103,12 +103,11 @@ class Signer:
     def __init__(self, name: str, function: Callable[..., Any], static_argnames: tuple[str, ...]) -> None:
         self._name = name
         self._static = frozenset(static_argnames)
-        self._names, self._rest = _positional_names(function)
+        self._function = function
 
     def sign(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> TraceSignature:
         """The signature of a trace with these arguments, whose traced leaves are tracers."""
-        rest = (f"{self._rest}[{i}]" for i in range(len(args)))
-        positional = tuple(name for name, _ in zip([*self._names, *rest], args, strict=False))
+        positional = argument_names(self._function, len(args))
         keyword = tuple(sorted(kwargs))
         entries: dict[str, Entry] = {}
         for name, value in [*zip(positional, args, strict=True), *((name, kwargs[name]) for name in keyword)]:
@@ -119,14 +118,6 @@ class Signer:
 def show(value: Any) -> str:
     """The repr of a value, cut to one line's length; a repr that raises is replaced."""
     return " ".join(_short.repr(value).split())
-
-
-def _positional_names(function: Callable[..., Any]) -> tuple[list[str], str]:
-    """Names of the positional parameters, and that of `*args`."""
-    signature = signature_of(function)
-    parameters = signature.parameters.values() if signature else ()
-    names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    return names, next((p.name for p in parameters if p.kind == p.VAR_POSITIONAL), "args")
 
 
 def _entries(name: str, value: Any) -> Iterator[tuple[str, Entry]]:

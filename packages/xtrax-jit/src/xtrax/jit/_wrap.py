@@ -6,6 +6,7 @@ from typing import Any, ParamSpec, TypeVar
 import jax
 
 from xtrax.jit._budget import Counter, TraceLog
+from xtrax.jit._in_axes import check_axis_count, check_in_axes
 from xtrax.jit._naming import function_name, present_as
 from xtrax.jit._signature import TraceSignature
 from xtrax.jit._types import BoundedFunction
@@ -31,13 +32,18 @@ def bounded_jit(
     the result is the function that `jax.jit` returns, so a cached call costs what it costs there. It can be called in
     threads, and under `jax.grad`, `jax.vmap` or another `jax.jit`.
 
+    Arguments are static or donated by name alone; there are no `static_argnums` and `donate_argnums`. A name is checked
+    against the signature when the function is wrapped, and goes on meaning the same argument when a parameter is added
+    before it or a caller passes it by keyword.
+
     Args:
         function: Function to compile: any callable that `jax.jit` takes, also a bound method, a `functools.partial`
             or a callable object.
         max_traces: How many traces are permitted, 0 or more. One trace serves all calls whose arguments have the same
             shapes, dtypes, static values and form.
         static_argnames: Names of arguments whose values are static: hashable Python values, traced once per value.
-        donate_argnames: Names of arguments whose buffers the result may take over.
+            A sequence, `("n",)` for one name: a lone string is refused.
+        donate_argnames: Names of arguments whose buffers the result may take over, a sequence too.
         mesh: Mesh to enter around every call with `jax.set_mesh`; None leaves the ambient mesh. Inside another
             transformation, where JAX does not let a mesh be entered, the ambient mesh must already be this one.
 
@@ -94,7 +100,8 @@ def batched_jit(
 
     Args:
         function: Function of one element of the batch.
-        in_axes: Axis of each argument that is mapped, as for `jax.vmap`, which checks it.
+        in_axes: Axis of each argument that is mapped, as for `jax.vmap`: an int or None for all arguments, or a tuple
+            with one entry for each argument passed by position. Arguments passed by keyword are mapped along axis 0.
         out_axes: Axis of each result where the batch goes, as for `jax.vmap`, which checks it.
         axis_size: Size of the batch, positive; None takes it from the mapped arguments.
         max_traces: How many traces are permitted, as for `bounded_jit`.
@@ -107,7 +114,8 @@ def batched_jit(
     Raises:
         TypeError: If `function` is not callable or is a generator function, `axis_size` is not an integer or None, or
             `max_traces` is not an integer (a bool is none), or `mesh` is neither a `jax.sharding.Mesh` nor None.
-        ValueError: If `axis_size` is not positive, `max_traces` is negative, or `mesh` is empty.
+        ValueError: If `axis_size` is not positive, `max_traces` is negative, `mesh` is empty, or `in_axes` has more
+            entries than `function` has positional parameters. At a call, if the entries do not fit the arguments.
         TraceBudgetExceededError: At a call that needs one trace more; it says what changed.
 
     Examples:
@@ -121,8 +129,15 @@ def batched_jit(
     size = check_axis_size(axis_size)
     log = TraceLog(function_name(function), check_max_traces(max_traces))
     check_mesh(mesh)
+    check_axis_count(function, in_axes)
     batched = jax.vmap(function, in_axes=in_axes, out_axes=out_axes, axis_size=size)
-    return _jit(batched, function, log, (), (), mesh)
+
+    def checked(*args: Any, **kwargs: Any) -> R:
+        __tracebackhide__ = True
+        check_in_axes(function, in_axes, args, kwargs)
+        return batched(*args, **kwargs)
+
+    return _jit(checked, function, log, (), (), mesh)
 
 
 def explain_retrace(wrapped: Callable[..., Any]) -> list[TraceSignature]:
