@@ -90,6 +90,14 @@ def wrong_shape(predictions, targets):
     return predictions
 
 
+class Odd(BaseException):
+    pass
+
+
+def odd(**kwargs):
+    raise Odd("neither this nor that")
+
+
 def exit_now(**kwargs):
     raise SystemExit("usage: nothing")
 
@@ -152,6 +160,7 @@ class Project:
 def project(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delenv("UV", raising=False)  # commands are told as they are typed without it
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     return Project(tmp_path, capsys)
 

@@ -184,7 +184,9 @@ class _Faults:
         """Call the user's code; its error becomes one of the configuration."""
         try:
             return fn()
-        except (Exception, SystemExit) as error:
+        except BaseException as error:  # the user's code may raise anything
+            if isinstance(error, KeyboardInterrupt):
+                raise
             where = f"{self.document.where((section,))}: {section}"
             raise ConfigError(f"{where}: {path} raised {tell(error)}") from error
 

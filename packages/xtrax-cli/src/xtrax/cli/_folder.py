@@ -21,6 +21,7 @@ from xtrax.cli.config import TrainConfig
 from xtrax.run import write_json_atomic
 
 MANIFEST_VERSION = 1
+_NEEDED = {"run_id": str, "kind": str, "status": str, "source": str, "overrides": list, "import_paths": list}
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -62,6 +63,12 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     version = manifest.get("schema_version") if isinstance(manifest, dict) else None
     if version != MANIFEST_VERSION:
         raise CLIError(f"{path} has schema_version {version}; this version of xtrax reads {MANIFEST_VERSION}")
+    for name, kind in _NEEDED.items():
+        if not isinstance(manifest.get(name), kind):
+            found = f"{manifest[name]!r} as" if name in manifest else "no"
+            raise CLIError(
+                f"{path} has {found} {name}, which xtrax writes: it has been changed, or is of another program"
+            )
     return manifest
 
 

@@ -83,7 +83,9 @@ def _import(name: str) -> Any:
         hint = near(leaf, known, f"{parent}." if parent else "")
         searched = "" if hint else f"; looked in {', '.join(sys.path[:2])}, ... and the installed packages"
         raise CLIImportError(f"there is no module {error.name!r}{hint}{searched}") from error
-    except (Exception, SystemExit) as error:
+    except BaseException as error:  # a module may raise anything
+        if isinstance(error, KeyboardInterrupt):
+            raise
         raise CLIImportError(f"importing {name} failed: {tell(error)}") from error
 
 

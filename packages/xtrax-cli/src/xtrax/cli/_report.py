@@ -2,7 +2,10 @@
 
 import io
 import logging
+import os
 import shlex
+import shutil
+import sys
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -74,13 +77,37 @@ class Journal:
         logger.info("epoch %d/%d, step %d: %s%s", epoch + 1, total, self.step, _numbers(entry["train"]), evaluated)
 
 
+class LogFile(logging.FileHandler):
+    """The log of a run, which a full disk ends quietly.
+
+    Attributes:
+        is_whole: Whether all was written.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Open it."""
+        super().__init__(folder / LOG_NAME, encoding="utf-8")
+        self.is_whole = True
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Remember, where logging would print a traceback."""
+        self.is_whole = False
+
+    def close(self) -> None:
+        """Close the file, which may write what is left."""
+        try:
+            super().close()
+        except OSError:
+            self.is_whole = False
+
+
 @contextmanager
-def logged(folder: Path) -> Generator[None]:
+def logged(folder: Path) -> Generator[LogFile]:
     """Write the log of a run: xtrax's own messages, and the warnings of everything else.
 
     Of these, only xtrax's warnings also go to standard error: the handlers that libraries have set up are put aside.
     """
-    file = logging.FileHandler(folder / LOG_NAME, encoding="utf-8")
+    file = LogFile(folder)
     file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     terminal = logging.StreamHandler()
     terminal.addFilter(lambda record: record.levelno == logging.WARNING)  # errors are told with the exit code
@@ -92,7 +119,7 @@ def logged(folder: Path) -> Generator[None]:
     own.setLevel(logging.INFO)
     logging.captureWarnings(True)
     try:
-        yield
+        yield file
     finally:
         logging.captureWarnings(False)
         own.setLevel(level)
@@ -119,10 +146,21 @@ def print_table(console: Console, table: Table) -> None:
         say(console, line.rstrip())
 
 
+def typed(program: str) -> str:
+    """How `xtrax` or `python` is typed: under `uv run` neither is on the user's own path."""
+    # uv sets UV for what it runs, and puts the environment's programs on PATH for that alone; an activated environment,
+    # which sets the prompt, has them there anyway.
+    if not os.environ.get("UV") or sys.prefix == sys.base_prefix or os.environ.get("VIRTUAL_ENV_PROMPT"):
+        return program
+    elsewhere = [part for part in os.get_exec_path() if Path(part).resolve() != (Path(sys.prefix) / "bin").resolve()]
+    uv = "uv" if shutil.which("uv", path=os.pathsep.join(elsewhere)) else "python3 -m uv"
+    return f"{uv} run {program}"
+
+
 def resume_command(folder: Path, rest: str) -> str:
     """What to type to go on with a run."""
     elsewhere = "" if folder.parent == RUNS_DIR else f" --runs-dir {shlex.quote(str(folder.parent))}"
-    return f"xtrax resume {folder.name} {rest}{elsewhere}"
+    return f"{typed('xtrax')} resume {folder.name} {rest}{elsewhere}"
 
 
 def summary(
@@ -151,7 +189,7 @@ def summary(
             say(console, f"  {name:<18} {what}")
     say(console, "next", "bold")
     say(console, f"  {resume_command(folder, f'--epochs {epochs}')}   (go on training, in a new run)")
-    say(console, "  python   (predict)")
+    say(console, f"  {typed('python')}   (predict)")
     run = folder.name if folder.parent == RUNS_DIR else str(folder)
     call = "jax.vmap(run.model)" if mapped else "run.model"
     lines = ["import jax"] if mapped else []

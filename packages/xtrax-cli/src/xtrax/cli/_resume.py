@@ -7,8 +7,8 @@ from xtrax.cli._build import build
 from xtrax.cli._errors import CLIError, tell
 from xtrax.cli._folder import RunFolder, find_run, read_manifest
 from xtrax.cli._interrupt import raise_if_interrupted
-from xtrax.cli._report import resume_command
-from xtrax.cli._train import has_checkpoint, train
+from xtrax.cli._report import resume_command, typed
+from xtrax.cli._train import has_checkpoint, readable_checkpoints, train
 from xtrax.cli.config import load_train_config
 from xtrax.config import dump_toml
 from xtrax.training import get_checkpoint_manager, load_progress
@@ -35,18 +35,17 @@ def resume(run_id: str, epochs: int | None, in_place: bool, runs_dir: Path, *, b
     old = find_run(runs_dir, run_id)
     manifest = read_manifest(old)
     if manifest.get("kind") == "sweep":
-        raise CLIError(f"{run_id} is a sweep; go on with it by xtrax sweep {manifest['source']}")
+        raise CLIError(f"{run_id} is a sweep; go on with it by {typed('xtrax')} sweep {manifest['source']}")
     if in_place and manifest["status"] == "finished":
         raise CLIError(f"run {run_id} is finished; for more: {resume_command(old, '--epochs N')}")
     if not has_checkpoint(old):
-        source = manifest.get("source", "its configuration")
-        raise CLIError(
-            f"run {run_id} has no checkpoint, it stopped before one was saved; start anew: xtrax run {source}"
-        )
+        anew = f"{typed('xtrax')} run {manifest['source']}"
+        raise CLIError(f"run {run_id} has no checkpoint, it stopped before one was saved; start anew: {anew}")
     if in_place:
         config, document = load_train_config(old / "config.toml")
         folder = RunFolder.reopen(old)
         try:
+            _last_checkpoint(old)
             built = build(config, document, manifest["import_paths"])
             raise_if_interrupted()
             folder.start()
@@ -75,8 +74,5 @@ def resume(run_id: str, epochs: int | None, in_place: bool, runs_dir: Path, *, b
 
 def _last_checkpoint(folder: Path) -> tuple[int, int]:
     """The step of the last checkpoint, and the epochs that were complete in it."""
-    try:
-        with get_checkpoint_manager(folder / "checkpoints") as manager:
-            return manager.latest_step() or 0, load_progress(manager)["epoch"]
-    except (OSError, ValueError) as error:
-        raise CLIError(f"the checkpoint in {folder} cannot be read: {tell(error)}") from error
+    with readable_checkpoints(folder), get_checkpoint_manager(folder / "checkpoints") as manager:
+        return manager.latest_step() or 0, load_progress(manager)["epoch"]

@@ -17,7 +17,7 @@ from xtrax.cli._defaults import INTERRUPTED, RUNS_DIR
 from xtrax.cli._errors import CLIError, OutputClosed
 from xtrax.cli._folder import RunFolder, jsonable, read_manifest
 from xtrax.cli._interrupt import is_interrupted
-from xtrax.cli._report import Terminal, print_table, say
+from xtrax.cli._report import Terminal, print_table, say, typed
 from xtrax.cli._sweep_config import Point, Sweep, load_sweep
 from xtrax.cli._train import has_checkpoint, train
 from xtrax.cli.config import ConfigError
@@ -99,6 +99,7 @@ class _Running:
         self.folder = folder
         self.import_paths = list(import_paths)
         self.again = again
+        self.code = INTERRUPTED  # of the point that was interrupted
         self.names = _short(list(grid.axes))
         self.console = Terminal(file=sys.stdout)
         self.records: list[dict[str, Any]] = [dict(record) for record in folder.manifest["points"]]
@@ -126,10 +127,9 @@ class _Running:
             except (KeyboardInterrupt, OutputClosed) as error:
                 self._record(record, {"status": "interrupted"})
                 return self._stop(number, error)
-            code = outcome.pop("code", None)
             self._record(record, outcome)
-            if code is not None:
-                return self._stop(number, None, code)
+            if outcome["status"] == "interrupted":
+                return self._stop(number, None, self.code)
             said = outcome["error"].splitlines()[0] if "error" in outcome else _results(outcome)
             try:
                 say(self.console, f"{line}  {outcome['status']}: {said}", "red" if "error" in outcome else None)
@@ -163,7 +163,8 @@ class _Running:
                 child = RunFolder.create(path.parent, point.config, text, about)
             code = train(point.config, built, child, resume=resume, began=began, quiet=True)
         if code:
-            return {"status": "interrupted", "code": code}
+            self.code = code
+            return {"status": "interrupted"}
         manifest = read_manifest(path)
         return {"status": "finished", **{name: manifest[name] for name in _RESULTS}}
 
@@ -199,7 +200,7 @@ class _Running:
         say(self.console, f"everything is in {self.folder.path}", "bold")
         if best is not None:
             say(self.console, "next", "bold")
-            say(self.console, "  python   (the best point)")
+            say(self.console, f"  {typed('python')}   (the best point)")
             path = self.folder.path / "points" / self.records[best]["run_id"]
             for line in ("from xtrax.cli import load_run", f"run = load_run({str(path)!r})"):
                 say(self.console, f"  >>> {line}")
@@ -283,4 +284,4 @@ def _command(config_path: Path, overrides: Sequence[str], runs_dir: Path) -> str
     """What to type to go on."""
     sets = [part for override in overrides for part in ("--set", override)]
     where = [] if runs_dir == RUNS_DIR else ["--runs-dir", str(runs_dir)]
-    return shlex.join(["xtrax", "sweep", str(config_path), *sets, *where])
+    return f"{typed('xtrax')} " + shlex.join(["sweep", str(config_path), *sets, *where])

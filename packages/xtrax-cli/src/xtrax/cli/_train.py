@@ -1,12 +1,14 @@
 """`xtrax run`: a training run from its configuration to its summary."""
 
+import contextlib
 import dataclasses
 import errno
+import logging
 import os
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ from xtrax.cli._defaults import INTERRUPTED, PREEMPTED
 from xtrax.cli._errors import CLIError, OutputClosed, RunError, tell
 from xtrax.cli._folder import RunFolder, jsonable
 from xtrax.cli._interrupt import default_interrupts, raise_if_interrupted
-from xtrax.cli._report import LOG_NAME, Journal, Terminal, logged, logger, resume_command, say, summary
+from xtrax.cli._report import LOG_NAME, Journal, LogFile, Terminal, logged, logger, resume_command, say, summary
 from xtrax.cli.config import TrainConfig, load_train_config
 from xtrax.config import dump_toml
 from xtrax.run import collect_provenance
@@ -84,7 +86,7 @@ def train(
     in_main_thread = threading.current_thread() is threading.main_thread()  # which alone may handle signals
     preemption = PreemptionHandler(exit_code=PREEMPTED) if in_main_thread else None
     try:
-        with logged(folder.path):
+        with logged(folder.path) as log:
             try:
                 _record_provenance(folder, resume)
                 callbacks: list[Any] = [journal, ProgressBar(console), MetricsLog(folder.path / "metrics.zarr")]
@@ -94,7 +96,8 @@ def train(
                     callbacks.append(Checkpoint(**dataclasses.asdict(config.checkpoint)))
                 engine = Engine(built.trainer, callbacks, metrics=built.metrics, steps_per_call=config.steps_per_call)
                 state = _strong(built.state)
-                _try_evaluation(engine, state, built.data)
+                evaluated = _try_evaluation(engine, state, built.data)
+                _check_best(config, evaluated)
                 raise_if_interrupted()
                 say(console, f"run {folder.path.name}, in {folder.path}")
                 checkpoints = folder.path / "checkpoints"
@@ -115,16 +118,21 @@ def train(
                 if isinstance(error, SystemExit) and preemption is not None and preemption.received is not None:
                     _interrupted(folder, journal, quiet=quiet)
                     return PREEMPTED
-                raise _failed(folder, journal, error) from error
+                raise _failed(folder, journal, error, log) from error
     except RunError:
         raise
     except (KeyboardInterrupt, OutputClosed):
         if not journal.started:
             folder.discard()
         raise
+    except CLIError:
+        folder.discard()
+        raise
     except (Exception, SystemExit) as error:
         folder.discard()
-        raise CLIError(f"failed before the first step, and left nothing: {tell(error)}{_hint(error)}") from error
+        left = "left nothing" if folder.is_new else "left the run as it was"
+        what = f"failed before the first step, and {left}: {tell(error)}{_hint(error)}{_shape_hint(config, error)}"
+        raise CLIError(what) from error
     finally:
         folder.close()
     told = {name: results[name] for name in ("metrics", "steps", "seconds", "compiles")}
@@ -145,13 +153,24 @@ class _OneBatch:
             return
 
 
-def _try_evaluation(engine: Engine, state: ResumableState, data: Any) -> None:
-    """Evaluate one batch, so that a metric of the wrong shape does not cost the first epoch.
+def _try_evaluation(engine: Engine, state: ResumableState, data: Any) -> list[str]:
+    """Evaluate one batch, so that a metric of the wrong shape does not cost the first epoch; the names of results.
 
     The engine keeps the compiled program.
     """
     if callable(getattr(data, "eval_iter", None)):
-        engine.eval(state, _OneBatch(data))
+        return sorted(engine.eval(state, _OneBatch(data)))
+    return []
+
+
+def _check_best(config: TrainConfig, evaluated: list[str]) -> None:
+    """Refuse a `best` where there is no evaluation; that it is the name of a result is known from the file."""
+    best = None if config.checkpoint is None else config.checkpoint.best
+    if best is not None and best not in evaluated:
+        raise CLIError(
+            f"checkpoint.best: {best!r} is no evaluation result; evaluation gives nothing, since the data has no "
+            "eval_iter()"
+        )
 
 
 def _strong(state: ResumableState) -> ResumableState:
@@ -183,8 +202,34 @@ def _results(engine: Engine, state: ResumableState, seconds: float) -> dict[str,
 
 def has_checkpoint(folder: Path) -> bool:
     """Whether a run has saved anything to go on from."""
-    checkpoints = folder / "checkpoints"
+    return holds_checkpoint(folder / "checkpoints")
+
+
+def holds_checkpoint(checkpoints: Path) -> bool:
+    """Whether a folder of checkpoints has one."""
     return checkpoints.is_dir() and any(entry.name.isdecimal() for entry in checkpoints.iterdir())
+
+
+@contextlib.contextmanager
+def readable_checkpoints(folder: Path) -> Generator[None]:
+    """Tell that a run's checkpoint cannot be read, whatever orbax and tensorstore raise.
+
+    That it does not fit is another matter, of which the `ValueError` that names the leaf is let through.
+    """
+    absl = logging.getLogger("absl")
+    disabled = absl.disabled
+    absl.disabled = True  # orbax logs a traceback of what it also raises
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, CLIError) or (type(error) is ValueError and "in the checkpoint" in str(error)):
+            raise
+        what = f"a checkpoint of run {folder.name}, in {folder / 'checkpoints'}, cannot be read: {tell(error)}"
+        steps = sorted(int(entry.name) for entry in (folder / "checkpoints").iterdir() if entry.name.isdecimal())
+        fix = f"\nremove the folder {steps[-1]} there to go on from step {steps[-2]}" if len(steps) > 1 else ""
+        raise CLIError(what + fix) from error
+    finally:
+        absl.disabled = disabled
 
 
 def _interrupted(folder: RunFolder, journal: Journal, *, quiet: bool) -> None:
@@ -201,7 +246,7 @@ def _interrupted(folder: RunFolder, journal: Journal, *, quiet: bool) -> None:
         say(errors, f"\nxtrax: {where}, before anything was saved; start anew")
 
 
-def _failed(folder: RunFolder, journal: Journal, error: BaseException) -> RunError:
+def _failed(folder: RunFolder, journal: Journal, error: BaseException, log: LogFile) -> RunError:
     logger.error("failed in epoch %d, after step %d", journal.epoch + 1, journal.step, exc_info=error)
     what = f"run {folder.path.name} failed in epoch {journal.epoch + 1}, after step {journal.step}: {tell(error)}"
     lines = [what + _hint(error)]
@@ -211,7 +256,8 @@ def _failed(folder: RunFolder, journal: Journal, error: BaseException) -> RunErr
         lines.append(f"its manifest could not be brought up to date either: {tell(second)}")
     lines += getattr(error, "__notes__", [])
     on = f"then: {resume_command(folder.path, '--in-place')}" if has_checkpoint(folder.path) else "nothing was saved"
-    lines.append(f"the traceback is in {folder.path / LOG_NAME}; {on}")
+    traceback = f"the traceback is in {folder.path / LOG_NAME}" if log.is_whole else "--debug shows the traceback"
+    lines.append(f"{traceback}; {on}")
     return RunError("\n".join(lines))
 
 
@@ -223,3 +269,13 @@ def _hint(error: BaseException) -> str:
             return "; free some space on the disk"
         seen = seen.__cause__ or seen.__context__
     return ""
+
+
+def _shape_hint(config: TrainConfig, error: BaseException) -> str:
+    """What is probably wrong if shapes do not match in the first batch."""
+    text = str(error)
+    if config.model.vmap or not isinstance(error, TypeError | ValueError):
+        return ""
+    if not any(word in text for word in ("dot_general", "shape", "dimension", "matmul", "rank", "broadcast")):
+        return ""
+    return "\nmodel: it gets the whole batch; if it takes one example, set vmap = true in [model]"

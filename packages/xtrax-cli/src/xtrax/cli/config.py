@@ -1,5 +1,6 @@
 """What `xtrax run` reads: the tables of a training run's TOML file."""
 
+import difflib
 import os
 import re
 from collections.abc import Iterable
@@ -54,6 +55,17 @@ def _are_paths(value: dict[str, str]) -> None:
             _is_path(path)
         except ValueError as error:
             raise ValueError(f"{name} {error}") from error
+
+
+def _are_metrics(value: dict[str, str]) -> None:
+    _are_paths(value)
+    if "loss" in value:
+        raise ValueError("loss is the name of the loss itself, which is always evaluated; name the metric otherwise")
+
+
+def _says_when(value: "CheckpointConfig | None") -> None:
+    if value is not None and value.every_steps is value.every_minutes is value.every_epochs is value.best is None:
+        raise ValueError("set every_steps, every_minutes, every_epochs or best, or leave the table out")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,8 +174,8 @@ class TrainConfig:
     kind: Literal["train"] = "train"
     seed: int = field(default=0, metadata={"check": _is_seed})
     steps_per_call: int = field(default=1, metadata={"check": _at_least_1})
-    metrics: dict[str, str] = field(default_factory=dict, metadata={"check": _are_paths})
-    checkpoint: CheckpointConfig | None = None
+    metrics: dict[str, str] = field(default_factory=dict, metadata={"check": _are_metrics})
+    checkpoint: CheckpointConfig | None = field(default=None, metadata={"check": _says_when})
 
 
 def load_train_config(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> tuple[TrainConfig, TomlDocument]:
@@ -200,4 +212,11 @@ def load_train_config(path: str | os.PathLike[str], overrides: Iterable[str] = (
     if "sweep" in changed:
         raise ConfigError(f"{document.where(('sweep',))}: sweep: this file describes a sweep; type xtrax sweep {path}")
     config = structure_dataclass(changed, TrainConfig, ConfigError)
-    return config, TomlDocument(changed, document.path, getattr(changed, "origins", {}))
+    document = TomlDocument(changed, document.path, getattr(changed, "origins", {}))
+    best, results = config.checkpoint and config.checkpoint.best, ["loss", *config.metrics]
+    if best is not None and best not in results:
+        close = difflib.get_close_matches(best, results, 1)
+        hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(results)}"
+        where = document.where(("checkpoint", "best"))
+        raise ConfigError(f"{where}: checkpoint.best: {best!r} is no evaluation result; {hint}")
+    return config, document
