@@ -213,7 +213,8 @@ def load_train_config(path: str | os.PathLike[str], overrides: Iterable[str] = (
         raise ConfigError(f"{document.where(('sweep',))}: sweep: this file describes a sweep; type xtrax sweep {path}")
     config = structure_dataclass(changed, TrainConfig, ConfigError)
     document = TomlDocument(changed, document.path, getattr(changed, "origins", {}))
-    best, results = config.checkpoint and config.checkpoint.best, ["loss", *config.metrics]
+    best = None if config.checkpoint is None else config.checkpoint.best
+    results = ["loss", *config.metrics]
     if best is not None and best not in results:
         close = difflib.get_close_matches(best, results, 1)
         hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(results)}"
