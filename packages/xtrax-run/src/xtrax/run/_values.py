@@ -20,7 +20,7 @@ def to_array(value: Any, name: str, key: Key, dtypes: frozenset[str], fmt: str) 
     """A C-ordered host copy in native byte order, so that later changes of `value` do not reach the output.
 
     Raises:
-        TypeError: If it is traced, ragged, holds objects, or has a dtype that the format cannot hold.
+        TypeError: If it is traced, masked, ragged, holds objects, or has a dtype that the format cannot hold.
     """
     what = f"array {name!r} of key {key!r}"
     if isinstance(value, Tracer):
@@ -29,6 +29,8 @@ def to_array(value: Any, name: str, key: Key, dtypes: frozenset[str], fmt: str) 
         )
     if isinstance(value, jax.Array) and jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
         raise TypeError(f"{what} is a PRNG key array ({value.dtype}); stage jax.random.key_data(...) of it")
+    if isinstance(value, np.ma.MaskedArray):
+        raise TypeError(f"{what} is masked, which {fmt} cannot hold; stage .filled(...) of it, and the mask beside it")
     try:
         array = np.array(value, order="C")
     except ValueError as error:
