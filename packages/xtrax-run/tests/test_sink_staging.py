@@ -276,7 +276,7 @@ BAD_ARRAYS = [
     (np.array([object()]), "dtype object"),
     (np.array([[1], [1, 2]], dtype=object), "dtype object"),
     ([[1, 2], [3]], "ragged"),
-    (np.ma.array([1.0, -9999.0], mask=[False, True]), "masked"),
+    (np.ma.array([1, -9999], mask=[False, True], dtype="float32"), "masked"),
     (None, "dtype object"),
     ("text", "attrs="),
     (b"bytes", "attrs="),
