@@ -257,7 +257,8 @@ def test_a_manifest_that_is_not_one(project, text):
 
 def test_a_run_in_use_is_not_taken_over(project):
     config, _ = load_train_config("train.toml")
-    folder = RunFolder.create("runs", config, b"", {})
+    about = {"kind": "train", "source": "train.toml", "overrides": [], "import_paths": []}
+    folder = RunFolder.create("runs", config, b"", about)
     with pytest.raises(CLIError, match=rf"in use by process {os.getpid()}"):
         RunFolder.reopen(folder.path)
     folder.close()
