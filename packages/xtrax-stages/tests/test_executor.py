@@ -100,8 +100,8 @@ def test_seed_ordered_safe_map_keeps_its_batch_size(n, batch):
     assert execute_map_axis(observed, values(n), SafeMap(batch), AxisBoundary(sink=recorder)) is None
     assert recorder.seen == expected(n)
     full, rest = divmod(n, batch)
-    # Traced once for the full chunks and once for the last, shorter one.
-    assert widths == [batch] * (full > 0) + [rest] * (rest > 0)
+    # Traced once for the full chunks and once for the last, shorter one; SafeMap(1) runs its elements without vmap.
+    assert widths == ([] if batch == 1 else [batch] * (full > 0) + [rest] * (rest > 0))
 
 
 @settings(max_examples=20, deadline=None)
@@ -212,7 +212,7 @@ def test_an_empty_axis_fires_nothing(strategy):
     assert silent.seen == []
 
 
-@pytest.mark.parametrize("strategy", [Vmap(), SafeMap(2)])
+@pytest.mark.parametrize("strategy", [Vmap(), SafeMap(1), SafeMap(2)])
 def test_pytrees_keys_and_small_dtypes_pass_through(strategy):
     xs = {
         "key": jax.random.split(jax.random.key(0), 5),
@@ -275,7 +275,7 @@ def test_unordered_effects_work_under_an_outer_vmap():
     assert sorted(recorder.seen) == [x**2 + 1 for x in range(6)]
 
 
-@pytest.mark.parametrize("strategy", [Vmap(), SafeMap(4), SafeMap(2)])
+@pytest.mark.parametrize("strategy", [Vmap(), SafeMap(4), SafeMap(2), SafeMap(1)])
 def test_a_batchable_effect_receives_all_lanes_of_a_chunk_at_once(strategy):
     batches = []
 
@@ -341,6 +341,33 @@ def test_a_scan_of_chunks_fires_in_the_order_of_python_loops(batch):
         running += sum(ys)
     assert recorder.seen == wanted
     assert int(total) == running
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    n=st.sampled_from([0, 1, 4]),
+    inner=st.sampled_from([1, 2, 3, 9]),
+    tapped=st.booleans(),
+    jitted=st.booleans(),
+)
+def test_a_safe_map_of_one_around_ordered_effects_fires_in_the_order_of_python_loops(n, inner, tapped, jitted):
+    log = []
+    recorder, outer = tap(log=log, tag="inner"), tap(log=log, tag="outer") if tapped else None
+
+    def of_row(row):
+        return execute_map_axis(square, row, SafeMap(inner), AxisBoundary(tap=recorder))
+
+    def run(rows):
+        return execute_map_axis(of_row, rows, SafeMap(1), AxisBoundary(tap=outer))
+
+    ys = (jax.jit(run) if jitted else run)(jnp.arange(n * 3).reshape(n, 3))
+    jax.effects_barrier()
+    wanted = []
+    for row in range(n):
+        squares = [x * x + 1 for x in range(3 * row, 3 * row + 3)]
+        wanted += [("inner", y) for y in squares] + [("outer", squares)] * tapped
+    assert log == wanted
+    np.testing.assert_array_equal(ys, np.arange(n * 3).reshape(n, 3) ** 2 + 1)
 
 
 def test_effects_of_an_inner_axis_of_a_deduplicated_one_are_refused():
@@ -411,7 +438,7 @@ def quadratic(boundary, strategy):
     return lambda xs: jnp.sum(execute_map_axis(lambda x: x * x, xs, strategy, boundary))
 
 
-@pytest.mark.parametrize("strategy", [Vmap(), SafeMap(2)])
+@pytest.mark.parametrize("strategy", [Vmap(), SafeMap(1), SafeMap(2)])
 @pytest.mark.parametrize("boundary", [AxisBoundary(fuse=jnp.sum), AxisBoundary(tap=lambda x: x)])
 def test_boundaries_without_effects_are_differentiated_in_both_modes(strategy, boundary):
     xs = jnp.arange(5.0)
@@ -424,7 +451,7 @@ def test_a_chunked_axis_with_a_fuse_is_differentiated_twice():
     np.testing.assert_allclose(hessian, 2 * np.eye(5))
 
 
-@pytest.mark.parametrize("strategy", [Vmap(), SafeMap(2)])
+@pytest.mark.parametrize("strategy", [Vmap(), SafeMap(1), SafeMap(2)])
 @pytest.mark.parametrize("stopped", [True, False])
 def test_no_effect_is_lost_silently_when_it_is_differentiated(strategy, stopped):
     def record(x):

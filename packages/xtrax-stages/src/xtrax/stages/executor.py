@@ -38,6 +38,9 @@ def execute_map_axis(
     - on a `SafeMap` axis chunk by chunk: the elements of a chunk are computed at once, then their effects follow in the
       order of the elements, and then the next chunk is computed. The chunks keep their size when the effects are
       ordered; the last one is shorter where the size does not divide the axis;
+    - on a `SafeMap(1)` axis element by element. If anything in it has effects, `fn` is then called without `jax.vmap`,
+      so it may run an inner axis whose effects are ordered. The iterators of `xtrax.tiling` use `jax.vmap` even for one
+      element, under which JAX refuses ordered effects;
     - on a `Vmap` axis once all elements are computed;
     - on a `DedupGather` axis for each of the `n` original positions, in order, though only the distinct elements are
       computed.
@@ -85,7 +88,9 @@ def execute_map_axis(
         raise TypeError(f"strategy must be a Vmap, SafeMap or DedupGather of xtrax.tiling; found {strategy!r}")
     n = _axis_size(xs)
     xs = jax.tree.map(jnp.asarray, xs)
-    if isinstance(strategy, SafeMap) and n > strategy.batch_size and (has_effects(boundary) or _fires(fn, xs)):
+    if isinstance(strategy, SafeMap) and strategy.batch_size == 1 and (has_effects(boundary) or _fires(fn, xs)):
+        ys = _map_elements(fn, xs, boundary)
+    elif isinstance(strategy, SafeMap) and n > strategy.batch_size and (has_effects(boundary) or _fires(fn, xs)):
         ys = _map_chunks(lambda chunk: emit_lanes(boundary, jax.vmap(fn)(chunk)), xs, n, strategy.batch_size)
     elif isinstance(strategy, DedupGather):
         ys = _map_distinct(fn, xs, strategy, boundary)
@@ -161,6 +166,17 @@ def _map_distinct(fn: Callable[[Any], Any], xs: Any, strategy: DedupGather, boun
     distinct = axis_dispatch(dataclasses.replace(strategy, gather_fn=lambda ys, index_map: ys), fn, xs)
     index_map = jnp.asarray(strategy.index_map)
     return emit_lanes(boundary, index_map, lambda i: jax.tree.map(lambda y: y[i], distinct))
+
+
+def _map_elements(fn: Callable[[Any], Any], xs: Any, boundary: AxisBoundary | None) -> Any:
+    """Map over the axis one element at a time, `fn` without `jax.vmap`, under which JAX refuses ordered effects."""
+
+    def of_element(x: Any) -> Any:
+        # The boundary gets a stack of one, since a callable with a batching rule may have its effects in that rule.
+        stack = jax.tree.map(lambda y: jnp.asarray(y)[None], fn(x))
+        return jax.tree.map(lambda y: y[0], emit_lanes(boundary, stack))
+
+    return jax.lax.map(of_element, xs)
 
 
 def _map_chunks(run: Callable[[Any], Any], xs: Any, n: int, batch_size: int) -> Any:

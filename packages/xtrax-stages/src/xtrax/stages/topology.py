@@ -34,6 +34,9 @@ def validate_plan_topology(decisions: Iterable[Any], boundaries_by_name: Mapping
     is known by the name of its class (`Vmap`, `SafeMap`, `Scan`, `WhileCarry`, `DedupGather`, `Bucket`; any other kind is
     not judged). So another library's plans can be checked too.
 
+    What passes is meant for `execute_map_axis` and `execute_scan_axis`. The iterators of `xtrax.tiling` use `jax.vmap`
+    for every chunk of a `SafeMap`, even one of a single element, and JAX refuses ordered effects under it.
+
     Args:
         decisions: The plan's decisions, in the order in which the axes nest: the first is the outermost.
         boundaries_by_name: From an axis's name to its `AxisBoundary` (or anything with `fuse`, `tap` and `sink`), or to
@@ -100,7 +103,8 @@ def _check_boundary(axis: _Axis, boundary: Any, around: _Axis | None) -> None:
             raise PlanTopologyError(
                 f"axis {axis.name!r}: its {role} is ordered, and the axis lies inside {around.name!r}, whose elements "
                 f"{around.kind} runs several at once. Move {axis.name!r} outside {around.name!r}, plan {around.name!r} "
-                f"as Scan or as SafeMap(1), or make the {role} unordered."
+                f"as Scan or as SafeMap(1) and run it by execute_scan_axis or execute_map_axis, or make the {role} "
+                "unordered."
             )
     lengths = getattr(axis.strategy, "boundaries", ())
     if axis.kind == "Bucket" and getattr(boundary, "fuse", None) is not None and len(lengths) > 1:
