@@ -345,6 +345,36 @@ def test_the_unchanged_document_is_a_graph(tmp_path):
     )
 
 
+@pytest.mark.parametrize("depth", [400, 100_000])
+@pytest.mark.parametrize("where", ["{}", '{{"schema_version": 1, "nodes": {}, "edges": []}}'])
+def test_a_file_that_nests_without_end_is_refused(tmp_path, where, depth):
+    path = tmp_path / "graph.json"
+    path.write_text(where.format("[" * depth + "]" * depth))
+    with pytest.raises(GraphError, match=r"graph\.json: .*(nested too deeply|must be an object|is a JSON object)"):
+        load_graph(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ('{"schema_version": 1, "nodes": [], "edges": [], "nodes": []}', "nodes"),
+        ('{"schema_version": 1, "nodes": [{"id": "a", "id": "b"}], "edges": []}', "id"),
+        ('{"schema_version": 1, "nodes": [], "edges": [{"src": "a", "dst": "b", "dst": "b"}]}', "dst"),
+    ],
+)
+def test_a_key_that_is_there_twice_is_refused(tmp_path, text, key):
+    path = tmp_path / "graph.json"
+    path.write_text(text)
+    with pytest.raises(GraphError, match=f"graph.json: an object has the key '{key}' twice"):
+        load_graph(path)
+
+
+def test_a_number_of_too_many_digits_is_refused(tmp_path):
+    (tmp_path / "graph.json").write_text('{"schema_version": ' + "1" * 5000 + "}")
+    with pytest.raises(GraphError, match=r"graph\.json: .*digits"):
+        load_graph(tmp_path / "graph.json")
+
+
 @pytest.mark.parametrize("kept", [0.0, 0.5, 0.95])
 def test_a_truncated_file_is_refused(tmp_path, kept):
     path = tmp_path / "graph.json"
@@ -364,6 +394,7 @@ def test_a_truncated_file_is_refused(tmp_path, kept):
         ("import no_such_dependency\n", "importing 'faulty' failed: No module named 'no_such_dependency'"),
         ("raise OSError('no licence')\n", "importing 'faulty' failed: OSError: no licence"),
         ("def f(:\n", "importing 'faulty' failed: SyntaxError"),
+        ("import sys\nsys.exit(0)\n", "node 'a': 'faulty:f': importing 'faulty' failed: SystemExit: 0"),
     ],
 )
 def test_a_module_that_fails_on_import_is_told_from_a_missing_one(tmp_path, monkeypatch, source, message):

@@ -1,6 +1,7 @@
 """Stage graphs: judged by abstract evaluation, and run."""
 
 import re
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -63,6 +64,7 @@ def test_each_node_gets_its_verdict_and_each_failure_its_reason():
             node("no inputs", jnp.tanh),
             node("no module", "no_such_module:f", inputs=MATRICES),
             node("raises", _raises, inputs=MATRICES),
+            node("exits", _exits, inputs=MATRICES),
             node("arity", lambda x, y: x),
             node("inputs of its own", jnp.tanh, inputs=MATRICES),
             node("fine", jnp.sum),
@@ -86,6 +88,7 @@ def test_each_node_gets_its_verdict_and_each_failure_its_reason():
         "no inputs": "NEEDS_WORK",
         "no module": "FAIL",
         "raises": "FAIL",
+        "exits": "FAIL",
         "arity": "FAIL",
         "inputs of its own": "FAIL",
         "fine": "PASS",
@@ -99,6 +102,7 @@ def test_each_node_gets_its_verdict_and_each_failure_its_reason():
     assert "`inputs`" in reasons["no inputs"]
     assert "no_such_module" in reasons["no module"]
     assert reasons["raises"] == "LookupError: as it does"
+    assert reasons["exits"] == "SystemExit: 0"
     assert "missing 1 required positional argument: 'y'" in reasons["arity"]
     assert "has predecessors" in reasons["inputs of its own"]
     # The graph that was given is as it was.
@@ -107,6 +111,10 @@ def test_each_node_gets_its_verdict_and_each_failure_its_reason():
 
 def _raises(x):
     raise LookupError("as it does")
+
+
+def _exits(x):
+    sys.exit(0)
 
 
 def test_an_old_verdict_is_overwritten():

@@ -13,6 +13,8 @@ from xtrax.stages._graph_types import AxisSpec, BoundaryRefs, NodeMetadata, Stag
 SCHEMA_VERSION = 1
 """The version of the format that is written and read."""
 
+_TOO_DEEP = "lists and objects are nested too deeply for a graph, which needs no more than seven levels"
+
 
 def dump_graph(graph: StageGraph, path: str | os.PathLike[str]) -> None:
     """Write a graph as JSON, callables as `module:symbol`.
@@ -66,19 +68,24 @@ def load_graph(path: str | os.PathLike[str]) -> StageGraph:
         The graph, its callables by reference.
 
     Raises:
-        GraphError: If the file is not JSON of a graph, its `schema_version` is missing or not 1, a reference cannot be
-            resolved or is not callable (the message names the node), or the graph is not a valid one.
+        GraphError: If the file is not JSON of a graph, an object in it has a key twice, its `schema_version` is missing
+            or not 1, a reference cannot be resolved or is not callable (the message names the node), or the graph is
+            not a valid one.
         OSError: If the file cannot be read.
     """
     path = Path(path)
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_object)
     except json.JSONDecodeError as error:
         raise GraphError(
             f"{path}: line {error.lineno}, column {error.colno}: {error.msg}; the file is not JSON"
         ) from error
     except UnicodeDecodeError as error:
         raise GraphError(f"{path}: the file is not UTF-8 text ({error.reason} at byte {error.start})") from error
+    except ValueError as error:  # a key twice, or a number of too many digits
+        raise GraphError(f"{path}: {error}") from error
+    except RecursionError as error:
+        raise GraphError(f"{path}: {_TOO_DEEP}") from error
     try:
         graph = _graph_from_json(document)
         for node in graph.nodes:
@@ -89,7 +96,19 @@ def load_graph(path: str | os.PathLike[str]) -> StageGraph:
                         resolve_ref(getattr(refs, role), f"node {node.id!r}: boundary of axis {axis!r}: {role}")
     except (GraphError, TypeError, ValueError) as error:
         raise GraphError(f"{path}: {error}") from error
+    except RecursionError as error:
+        raise GraphError(f"{path}: {_TOO_DEEP}") from error
     return graph
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object, whose keys must differ: of two the last would win, and the nodes in the first would be lost."""
+    entry: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in entry:
+            raise GraphError(f"an object has the key {key!r} twice; its keys are {', '.join(k for k, _ in pairs)}")
+        entry[key] = value
+    return entry
 
 
 def _graph_from_json(document: Any) -> StageGraph:

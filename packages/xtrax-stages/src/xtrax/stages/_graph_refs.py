@@ -43,7 +43,7 @@ def resolve_ref(ref: str | Callable[..., Any], where: str) -> Callable[..., Any]
                 f"{where}: {ref!r}: there is no module {error.name!r}; is its folder on sys.path?"
             ) from error
         raise GraphError(f"{where}: {ref!r}: importing {module_name!r} failed: {error}") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a script without a __main__ guard exits when it is imported
         raise GraphError(
             f"{where}: {ref!r}: importing {module_name!r} failed: {type(error).__name__}: {error}"
         ) from error

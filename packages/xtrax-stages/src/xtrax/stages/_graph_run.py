@@ -88,7 +88,7 @@ def validate_graph(graph: StageGraph) -> GraphValidationResult:
         except _CannotJudge as error:
             verdicts[node_id] = AuditVerdict.NEEDS_WORK
             failures.append(NodeFailure(node_id, AuditVerdict.NEEDS_WORK, str(error)))
-        except Exception as error:  # noqa: BLE001 - a node's callable may raise anything, and the result reports it
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - a node's callable may raise anything, and the result reports it
             verdicts[node_id] = AuditVerdict.FAIL
             reason = str(error) if isinstance(error, GraphError) else f"{type(error).__name__}: {error}"
             failures.append(NodeFailure(node_id, AuditVerdict.FAIL, reason))
