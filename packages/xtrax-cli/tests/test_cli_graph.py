@@ -1,6 +1,8 @@
 """The graph verbs: verdicts in the file, one JSON object on standard output, exit code 1 for any non-PASS."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -142,6 +144,8 @@ class Breaks:
         ('{"nodes": [], "edges": []}', "schema_version is missing"),
         ('{"schema_version": 2, "nodes": [], "edges": []}', "a newer xtrax-stages reads it"),
         ('{"schema_version": 1, "nodes": [], "edges": []}', "the graph has no nodes"),
+        ('{"schema_version": 1, "nodes": [], "edges": [], "nodes": []}', "the key 'nodes' twice"),
+        ("[" * 100_000, "nested too deeply"),
     ],
 )
 def test_what_is_no_graph_is_told_in_a_line(project, text, message):
@@ -163,6 +167,27 @@ def test_a_missing_file_a_folder_and_a_misspelt_callable(project):
     code, _, err = project.xtrax("graph-validate", "graph.json")
     assert code == 2
     assert "node 'a'" in err
+
+
+def test_a_callable_whose_module_exits_is_told(project):
+    (project.folder / f"exits_{project.module}.py").write_text("import sys\n\nsys.exit(0)\n")
+    graph_file(project.folder, [node("a", f"exits_{project.module}:f", **inputs(3))])
+    for verb in ("graph-validate", "graph-plan"):
+        code, out, err = project.xtrax(verb, "graph.json")
+        assert (code, out) == (2, "")
+        assert "node 'a'" in err
+        assert "failed: SystemExit: 0" in err
+
+
+@pytest.mark.parametrize("verb", ["graph-validate", "graph-plan"])
+def test_a_missing_graph_is_told_without_importing_jax(tmp_path, verb):
+    program = (
+        "import sys\nfrom xtrax.cli import main\n"
+        f"code = main([{verb!r}, 'graph.json'])\nprint(code, 'jax' in sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["2", "False"]
+    assert "graph.json: no such file" in done.stderr
 
 
 def test_a_frozen_graph_gets_its_verdicts_too(project):

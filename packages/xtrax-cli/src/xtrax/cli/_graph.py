@@ -97,10 +97,6 @@ def _judge(path: Path) -> GraphValidationResult:
     add_import_paths([path.resolve().parent, Path.cwd()])
     try:
         graph = load_graph(path)
-    except FileNotFoundError as error:
-        raise CLIError(f"{path}: no such file; xtrax graph-author --out {path} makes one") from error
-    except IsADirectoryError as error:
-        raise CLIError(f"{path}: is a folder; name the JSON file in it") from error
     except OSError as error:
         raise CLIError(f"{path}: cannot be read: {error.strerror}") from error
     except GraphError as error:

@@ -25,7 +25,7 @@ from typing import Annotated, Any, Literal, Optional, TypeAlias
 import tyro
 
 from xtrax.cli._defaults import RUNS_DIR
-from xtrax.cli._errors import UsageError
+from xtrax.cli._errors import CLIError, UsageError
 from xtrax.cli._interrupt import raise_if_interrupted
 from xtrax.cli._plan_request import PlanRequest
 from xtrax.cli._shapes import parse_shapes
@@ -268,7 +268,15 @@ def _export(args: ExportArgs) -> int:
     return export(args.fn, shapes, args.serialized, args.out)
 
 
+def _check_graph_file(path: Path) -> None:
+    if path.is_dir():
+        raise CLIError(f"{path}: is a folder; name the JSON file in it")
+    if not path.exists():
+        raise CLIError(f"{path}: no such file; xtrax graph-author --out {path} makes one")
+
+
 def _graph_validate(args: GraphValidateArgs) -> int:
+    _check_graph_file(args.graph)
     from xtrax.cli._graph import graph_validate
 
     raise_if_interrupted()
@@ -276,6 +284,7 @@ def _graph_validate(args: GraphValidateArgs) -> int:
 
 
 def _graph_plan(args: GraphPlanArgs) -> int:
+    _check_graph_file(args.graph)
     from xtrax.cli._graph import graph_plan
 
     raise_if_interrupted()
