@@ -71,7 +71,8 @@ class MetricsLog:
         self._file.cut(keep)
         last = self._file.last_step()
         if fit.resumed and (0 if last is None else last) < fit.step - fit.step % self.every:
-            logger.warning("%s ends at step %s, and training goes on from step %d", self.path, last, fit.step)
+            missing = f"steps {(last or 0) + 1} to {fit.step}"
+            logger.warning("%s has no rows of %s; they are lost, and the log goes on from there", self.path, missing)
 
     def on_step_end(self, state: ResumableState, metrics: StepMetrics) -> None:
         """Keeps the row of a step."""
