@@ -38,8 +38,12 @@ def fix_all(values: Sequence[Value], reason: str) -> None:
             fix(axis, reason)
 
 
-def flow(jaxpr: Any, inputs: Sequence[Value]) -> list[Value]:
-    """The outputs of a jaxpr, open or closed, for these inputs."""
+Trail = list[tuple[tuple[int, ...], list[Axis]]]
+"""Shape and axes of every value on the way, in the order of computation."""
+
+
+def flow(jaxpr: Any, inputs: Sequence[Value], trail: Trail) -> list[Value]:
+    """The outputs of a jaxpr, open or closed, for these inputs; what is computed on the way is added to `trail`."""
     values: dict[Any, Value] = {}
     jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
 
@@ -55,13 +59,19 @@ def flow(jaxpr: Any, inputs: Sequence[Value]) -> list[Value]:
         arguments = [read(atom) for atom in eqn.invars]
         shapes = [var.aval.shape for var in eqn.outvars]
         name = eqn.primitive.name
-        rule = _RULES.get(name, _elementwise if name in _ELEMENTWISE else _unknown)
-        outputs = rule(eqn, arguments, shapes)
+        if name in _RULES:
+            outputs = _RULES[name](eqn, arguments, shapes)
+        elif name in _ELEMENTWISE:
+            outputs = _elementwise(eqn, arguments, shapes)
+        else:
+            outputs = _NESTED.get(name, _unknown_with_parts)(eqn, arguments, shapes, trail)
+        trail += [(shape, value.axes) for shape, value in zip(shapes, outputs, strict=True)]
         values.update(zip(eqn.outvars, outputs, strict=True))
     return [read(atom) for atom in jaxpr.outvars]
 
 
 _Rule = Callable[[Any, list[Value], list[tuple[int, ...]]], list[Value]]
+_NestedRule = Callable[[Any, list[Value], list[tuple[int, ...]], Trail], list[Value]]
 
 # fmt: off
 _ELEMENTWISE = frozenset((
@@ -83,6 +93,25 @@ def _unknown(eqn: Any, arguments: list[Value], shapes: list[tuple[int, ...]]) ->
     reason = f"it passes through {eqn.primitive.name}, which pruning does not follow"
     fix_all(arguments, reason)
     return [fresh(shape, DATA, reason) for shape in shapes]
+
+
+def inner_jaxprs(eqn: Any) -> list[Any]:
+    """The jaxprs among the parameters of an operation."""
+    return [
+        inner
+        for value in eqn.params.values()
+        for inner in (value if isinstance(value, tuple | list) else (value,))
+        if hasattr(getattr(inner, "jaxpr", inner), "eqns")
+    ]
+
+
+def _unknown_with_parts(eqn: Any, arguments: list[Value], shapes: list[tuple[int, ...]], trail: Trail) -> list[Value]:
+    # Constants made inside, such as the sum of an iota, may depend on a size that nothing else in there has.
+    outputs = _unknown(eqn, arguments, shapes)
+    for inner in inner_jaxprs(eqn):
+        invars = getattr(inner, "jaxpr", inner).invars
+        flow(inner, [fresh(getattr(var.aval, "shape", ()), DATA, "it is inside") for var in invars], trail)
+    return outputs
 
 
 def _elementwise(eqn: Any, arguments: list[Value], shapes: list[tuple[int, ...]]) -> list[Value]:
@@ -232,21 +261,24 @@ def _along(parameter: str) -> _Rule:
     return rule
 
 
-def _source(eqn: Any, arguments: list[Value], shapes: list[tuple[int, ...]]) -> list[Value]:
-    del eqn, arguments
-    return [fresh(shape, CONSTANT) for shape in shapes]
+def _iota(eqn: Any, arguments: list[Value], shapes: list[tuple[int, ...]]) -> list[Value]:
+    # The values count the units: those of the units that stay would be counted anew.
+    del arguments
+    out = fresh(shapes[0], CONSTANT)
+    fix(out.axes[eqn.params["dimension"]], "it meets an iota, whose values depend on the position of a unit")
+    return [out]
 
 
-def _call(eqn: Any, arguments: list[Value], shapes: list[tuple[int, ...]]) -> list[Value]:
+def _call(eqn: Any, arguments: list[Value], shapes: list[tuple[int, ...]], trail: Trail) -> list[Value]:
     inner = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
     if inner is None or len(getattr(inner, "jaxpr", inner).invars) != len(arguments):
-        return _unknown(eqn, arguments, shapes)
-    return flow(inner, arguments)
+        return _unknown_with_parts(eqn, arguments, shapes, trail)
+    return flow(inner, arguments, trail)
 
 
-def _cond(eqn: Any, arguments: list[Value], shapes: list[tuple[int, ...]]) -> list[Value]:
+def _cond(eqn: Any, arguments: list[Value], shapes: list[tuple[int, ...]], trail: Trail) -> list[Value]:
     del shapes
-    branches = [flow(branch, arguments[1:]) for branch in eqn.params["branches"]]
+    branches = [flow(branch, arguments[1:], trail) for branch in eqn.params["branches"]]
     for other in branches[1:]:
         for one, two in zip(branches[0], other, strict=True):
             for a, b in zip(one.axes, two.axes, strict=True):
@@ -254,7 +286,7 @@ def _cond(eqn: Any, arguments: list[Value], shapes: list[tuple[int, ...]]) -> li
     return [Value(value.axes, DATA) for value in branches[0]]
 
 
-def _scan(eqn: Any, arguments: list[Value], shapes: list[tuple[int, ...]]) -> list[Value]:
+def _scan(eqn: Any, arguments: list[Value], shapes: list[tuple[int, ...]], trail: Trail) -> list[Value]:
     body = eqn.params["jaxpr"]
     inner = getattr(body, "jaxpr", body)
     # Scanned arrays and stacked outputs have one axis more outside than inside; the parameters that count them differ
@@ -270,7 +302,7 @@ def _scan(eqn: Any, arguments: list[Value], shapes: list[tuple[int, ...]]) -> li
             inputs.append(Value(value.axes[1:], value.origin))
         else:
             inputs.append(Value(value.axes, DATA if position >= first else value.origin))
-    outputs = flow(body, inputs)
+    outputs = flow(body, inputs, trail)
     for carry, out in zip(inputs[first : first + carries], outputs, strict=False):
         for one, two in zip(carry.axes, out.axes, strict=True):
             same(one, two)
@@ -290,16 +322,14 @@ def _each(eqn: Any, arguments: list[Value], shapes: list[tuple[int, ...]]) -> li
 _RULES: dict[str, _Rule] = {
     "broadcast_in_dim": _broadcast,
     "concatenate": _along("dimension"),
-    "cond": _cond,
     "conv_general_dilated": _conv,
     "dot_general": _dot_general,
     "dynamic_slice": _slice,
-    "iota": _source,
+    "iota": _iota,
     "optimization_barrier": _each,
     "pad": _pad,
     "reshape": _reshape,
     "rev": _along("dimensions"),
-    "scan": _scan,
     "slice": _slice,
     "sort": _along("dimension"),
     "split": _along("axis"),
@@ -311,6 +341,11 @@ _RULES: dict[str, _Rule] = {
         _reduce,
     ),
     **dict.fromkeys(("reduce_window_max", "reduce_window_min", "reduce_window_sum"), _reduce_window),
+}
+
+_NESTED: dict[str, _NestedRule] = {
+    "cond": _cond,
+    "scan": _scan,
     **dict.fromkeys(
         ("jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "remat2", "checkpoint"),
         _call,

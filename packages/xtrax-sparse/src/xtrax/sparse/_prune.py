@@ -1,6 +1,7 @@
 """Structured pruning: remove whole units, so that the matrices shrink."""
 
 import math
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -8,10 +9,11 @@ from typing import Any, Literal
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.extend.core import Literal as TracedLiteral
 
 from xtrax.sparse._checks import as_fraction, as_int, check_callable, check_outside_trace
-from xtrax.sparse._dataflow import DATA, WEIGHT, fix_all, flow, fresh
+from xtrax.sparse._dataflow import DATA, WEIGHT, Trail, fix_all, flow, fresh, inner_jaxprs
 from xtrax.sparse._factors import Axis, Factor, atoms, fix
 from xtrax.sparse._layers import Owned, owned_leaves, resized
 from xtrax.sparse._leaves import is_sparse
@@ -47,10 +49,10 @@ def prune_structured(
 
     Which units belong together is read from the model's computation, traced once on `sample`: the two terms of a
     residual sum lose the same units; flattened channels take all their positions with them. Sizes that cannot change
-    without changing the meaning stay, and the report says why: inputs and outputs of the model, what a mean, a norm
-    or a softmax runs over, what is concatenated or sliced, grouped convolutions, and layers other than
-    `equinox.nn.Linear`, `Conv`, `MLP` and `MultiheadAttention`. The smaller model is traced again; a group of units
-    without which the code does not run, or computes with other constants, is left alone too.
+    without changing the meaning stay, and the report says why: inputs and outputs of the model, what a mean, a norm or
+    a softmax runs over, what is concatenated, sliced or sorted or meets an iota (`arange`), grouped convolutions, and
+    layers other than `equinox.nn.Linear`, `Conv`, `MLP` and `MultiheadAttention`. The smaller model is traced again; a
+    group of units without which the code does not run, or computes with other constants, is left alone too.
 
     Args:
         model: An Equinox model, or any pytree of layers with `forward`. Dense, outside a trace.
@@ -104,7 +106,8 @@ def prune_structured(
             f"the model cannot be called with sample ({error}); pass the arguments of one call as sample=, and "
             f"forward=lambda model, *sample: ... if it is not model(*sample)"
         ) from error
-    axes = _leaf_axes(before, leaves)
+    trail: Trail = []
+    axes = _leaf_axes(before, leaves, trail)
     groups, alone = _groups(leaves, axes)
     for group in list(groups):
         count = kept_of(group.factor.size)
@@ -117,11 +120,12 @@ def prune_structured(
             }
 
     smaller = _without(model, leaves, axes, groups)
-    if _fault(smaller, forward, arguments, before) is not None:
+    if _fault(smaller, forward, arguments, before, trail, groups) is not None:
         # One of the groups is at fault: add them one at a time.
         accepted: list[_Group] = []
         for group in groups:
-            fault = _fault(_without(model, leaves, axes, [*accepted, group]), forward, arguments, before)
+            tried = [*accepted, group]
+            fault = _fault(_without(model, leaves, axes, tried), forward, arguments, before, trail, tried)
             if fault is None:
                 accepted.append(group)
             else:
@@ -189,7 +193,7 @@ def _trace(model: Any, forward: Callable[..., Any], arguments: tuple[Any, ...]) 
     return jax.make_jaxpr(run)(arrays, given)
 
 
-def _leaf_axes(traced: Any, leaves: Sequence[Owned]) -> list[list[Axis]]:
+def _leaf_axes(traced: Any, leaves: Sequence[Owned], trail: Trail) -> list[list[Axis]]:
     """The factors of each axis of each leaf, once the whole computation has been followed."""
     avals = traced.in_avals
     inputs = [
@@ -204,7 +208,7 @@ def _leaf_axes(traced: Any, leaves: Sequence[Owned]) -> list[list[Axis]]:
             if at not in leaf.resizable:
                 kind = type(leaf.owner).__name__
                 fix(axis, f"its size is that of axis {at} of {leaf.path} ({kind}), which pruning does not change")
-    fix_all(flow(traced, inputs), "its size is that of an output of the model")
+    fix_all(flow(traced, inputs, trail), "its size is that of an output of the model")
     for leaf, value in zip(leaves, weights, strict=True):
         if leaf.attention is not None and leaf.made is not None and leaf.attention.output_proj is not leaf.owner:
             fix(atoms(value.axes[leaf.made])[1:], "it is the size of a head, which the layer records")
@@ -298,7 +302,14 @@ def _without(model: Any, leaves: Sequence[Owned], axes: Sequence[list[Axis]], gr
     return resized(eqx.combine(jax.tree.unflatten(jax.tree.structure(whole), arrays), static))
 
 
-def _fault(smaller: Any, forward: Callable[..., Any], arguments: tuple[Any, ...], before: Any) -> str | None:
+def _fault(
+    smaller: Any,
+    forward: Callable[..., Any],
+    arguments: tuple[Any, ...],
+    before: Any,
+    trail: Trail,
+    groups: Sequence[_Group],
+) -> str | None:
     """Why the smaller model does not compute what the larger one did, or `None`."""
     try:
         after = _trace(smaller, forward, arguments)
@@ -310,21 +321,45 @@ def _fault(smaller: Any, forward: Callable[..., Any], arguments: tuple[Any, ...]
     if old != new:
         changed = next(((a, b) for a, b in zip(old, new, strict=False) if a != b), ("fewer operations", "more"))
         return f"the code depends on its size: it computes with {changed[1]} where it had {changed[0]}"
+    # A size that no weight has but that the code makes from one: that of an iota, or of ones that are summed.
+    kept = {group.factor: len(group.kept) for group in groups}
+    now: Trail = []
+    flow(after, [fresh(aval.shape, DATA) for aval in after.in_avals], now)
+    for (shape, axes), (new_shape, _) in zip(trail, now, strict=True):
+        for size, new_size, axis in zip(shape, new_shape, axes, strict=True):
+            factors = atoms(axis)
+            if all(factor in kept or factor.reason is not None for factor in factors):
+                expected = math.prod(kept.get(factor, factor.size) for factor in factors)
+                if new_size != expected:
+                    why = next((factor.reason for factor in factors if factor.reason), "it has another meaning")
+                    return f"the code depends on its size: an array of {size} would be one of {new_size}, and {why}"
     return None
 
 
 def _signature(jaxpr: Any) -> list[str]:
     """The operations and the constants of a jaxpr, whatever its sizes."""
-    jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
-    found = []
-    for eqn in jaxpr.eqns:
+    found = [_shown(value) for value in getattr(jaxpr, "consts", ())]
+    for eqn in getattr(jaxpr, "jaxpr", jaxpr).eqns:
         found.append(eqn.primitive.name)
-        found += [str(atom.val) for atom in eqn.invars if isinstance(atom, TracedLiteral)]
-        for value in eqn.params.values():
-            for inner in value if isinstance(value, tuple | list) else (value,):
-                if hasattr(getattr(inner, "jaxpr", inner), "eqns"):
-                    found += _signature(inner)
+        found += [_shown(atom.val) for atom in eqn.invars if isinstance(atom, TracedLiteral)]
+        found += [
+            f"{eqn.primitive.name} of {name} {value}"
+            for name, value in eqn.params.items()
+            if isinstance(value, int | float)
+        ]
+        for inner in inner_jaxprs(eqn):
+            found += _signature(inner)
     return found
+
+
+def _shown(value: Any) -> str:
+    """A constant as text, a long one as its shape and a checksum."""
+    if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+        value = jax.random.key_data(value)
+    if np.size(value) <= 16:
+        return str(value)
+    array = np.asarray(value)
+    return f"constants of shape {array.shape} (checksum {zlib.crc32(array.tobytes()):08x})"
 
 
 def _reported(group: _Group, leaves: Sequence[Owned]) -> PrunedGroup:
