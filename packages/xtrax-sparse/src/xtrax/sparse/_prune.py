@@ -9,7 +9,6 @@ from typing import Any, Literal
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.extend.core import Literal as TracedLiteral
 
 from xtrax.sparse._checks import as_fraction, as_int, check_callable, check_outside_trace
@@ -356,9 +355,9 @@ def _shown(value: Any) -> str:
     """A constant as text, a long one as its shape and a checksum."""
     if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
         value = jax.random.key_data(value)
-    if np.size(value) <= 16:
+    if jnp.size(value) <= 16:
         return str(value)
-    array = np.asarray(value)
+    array = jax.device_get(jnp.asarray(value))
     return f"constants of shape {array.shape} (checksum {zlib.crc32(array.tobytes()):08x})"
 
 
