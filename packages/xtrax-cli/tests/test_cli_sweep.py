@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 from xtrax.cli import CLIError, load_run
 from xtrax.cli._sweep import _ranked, _short
 from xtrax.cli._sweep_config import load_sweep
+from xtrax.cli._sweep_page import page as _page
 from xtrax.cli.config import ConfigError
 
 AXES = """
@@ -79,6 +81,12 @@ def test_every_point_is_the_run_that_it_stands_for(grid):
     assert [row[-1] for row in rows] == told["ranking"]
     assert out.count("\npoint ") == 4
     assert "\x1b[" not in out
+
+    # The page: the same table, in one file that loads nothing.
+    page = (folder / "sweep.html").read_text()
+    cells = [re.findall(r"<td>(.*?)</td>", row) for row in re.findall(r"<tr class=.*", page)]
+    assert cells == rows
+    assert not re.search(r"(src|href)=|url\(|@import", page)
 
 
 def test_the_data_keep_the_seed_of_the_file(grid):
@@ -333,3 +341,10 @@ def test_run_into_a_program_that_ends_is_saved_quietly(project):
     assert told["status"] == "interrupted"
     assert int(load_run(folder.name).state.step) == told["steps"] > 0
     assert os.listdir(folder / "checkpoints")
+
+
+def test_the_page_takes_no_text_for_markup():
+    page = _page("Sweep <1>", "2 points", ["rank", "name"], [(["1", "<b>&amp;"], "best"), (["-", "x"], "failed")])
+    assert "<td>&lt;b&gt;&amp;amp;</td>" in page
+    assert "<h1>Sweep &lt;1&gt;</h1>" in page
+    assert page.count("<tr") == 3

@@ -19,7 +19,9 @@ from xtrax.cli._folder import RunFolder, jsonable, read_manifest
 from xtrax.cli._interrupt import is_interrupted
 from xtrax.cli._report import Terminal, print_table, say, typed
 from xtrax.cli._sweep_config import Point, Sweep, load_sweep
+from xtrax.cli._sweep_page import page
 from xtrax.cli._train import has_checkpoint, train
+from xtrax.cli._write import write
 from xtrax.cli.config import ConfigError
 from xtrax.config import dump_toml
 
@@ -196,8 +198,10 @@ class _Running:
         )
         best = order[0] if order else None
         say(self.console, "")
-        print_table(self.console, self._table(order))
-        say(self.console, f"everything is in {self.folder.path}", "bold")
+        header, rows = self._rows(order)
+        print_table(self.console, self._table(header, rows))
+        self._write_page(header, rows)
+        say(self.console, f"everything is in {self.folder.path}, the table in its sweep.html", "bold")
         if best is not None:
             say(self.console, "next", "bold")
             say(self.console, f"  {typed('python')}   (the best point)")
@@ -211,20 +215,14 @@ class _Running:
         say(errors, f"mend it, and try those points again with {self.again}")
         return 1
 
-    def _table(self, order: Sequence[int]) -> Table:
-        """A row for each point, the best first; what has no rank comes last."""
+    def _rows(self, order: Sequence[int]) -> tuple[list[str], list[tuple[list[str], str]]]:
+        """The header, and the cells and kind of a row for each point, the best first; what has no rank comes last."""
         by = self.grid.table.rank_by
         metrics = [by, *sorted({name for record in self.records for name in _measured(record)} - {by})]
-        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-        table.add_column("rank", justify="right")
-        for name in self.names.values():
-            table.add_column(name, justify="right")
-        for name in metrics:
-            arrow = (" ↑" if self.grid.table.goal == "max" else " ↓") if name == by else ""
-            table.add_column(f"{name}{arrow}", justify="right")
-        table.add_column("seconds", justify="right")
-        table.add_column("run")
+        arrow = " ↑" if self.grid.table.goal == "max" else " ↓"
+        header = ["rank", *self.names.values(), *(f"{name}{arrow if name == by else ''}" for name in metrics)]
         rest = [index for index in range(len(self.records)) if index not in order]
+        rows = []
         for rank, index in enumerate([*order, *rest], 1):
             record, values = self.records[index], self.grid.points[index].values
             measured = _measured(record)
@@ -234,8 +232,22 @@ class _Running:
             cells += [_shown(measured[name]) if name in measured else "-" for name in metrics]
             cells += [f"{record['seconds']:.1f}" if "seconds" in record else "-"]
             cells += [record["status"] if failed else record["run_id"]]
-            table.add_row(*cells, style="red" if failed else "green" if rank == 1 and index in order else None)
+            rows.append((cells, "failed" if failed else "best" if rank == 1 and index in order else ""))
+        return [*header, "seconds", "run"], rows
+
+    def _table(self, header: Sequence[str], rows: Sequence[tuple[Sequence[str], str]]) -> Table:
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+        for name in header:
+            table.add_column(name, justify="left" if name == header[-1] else "right")
+        for cells, kind in rows:
+            table.add_row(*cells, style={"failed": "red", "best": "green"}.get(kind))
         return table
+
+    def _write_page(self, header: Sequence[str], rows: Sequence[tuple[Sequence[str], str]]) -> None:
+        goal = "largest" if self.grid.table.goal == "max" else "smallest"
+        caption = f"{len(self.records)} points, the {goal} {self.grid.table.rank_by} first"
+        name = self.folder.path.name
+        write(page(f"Sweep {name.removeprefix('sweep-')}", caption, header, rows), self.folder.path / "sweep.html")
 
     def _told(self, values: Mapping[str, Any]) -> str:
         return " ".join(f"{self.names[key]}={_shown(value)}" for key, value in values.items())
