@@ -1,4 +1,7 @@
-"""Every example that the two documents xtrax started from print runs as printed, given what it takes for granted."""
+"""Every example that the two documents xtrax started from print runs as printed, given what it takes for granted.
+
+The longest, the "Minimal Working Pattern", has its test in xtrax-tiling (`test_minimal_pattern.py`).
+"""
 
 import jax
 import jax.numpy as jnp
@@ -43,45 +46,6 @@ def inference_step(model: eqx.Module, x):
     # model may have static fields (callables); filter_jit handles correctly
     return model(x)
 """
-
-MINIMAL_WORKING_PATTERN = '''\
-import jax
-from xtrax.tiling.plan import AxisSpec, BatchPlanner, BatchPlan
-from xtrax.tiling.dispatch import make_axis_dispatch
-
-# Step 1: Define axis specification
-axis_spec = AxisSpec(
-    name="batch",
-    cardinality=100,           # 100 samples
-    default_batch_size=32,     # chunk size for SafeMap
-)
-
-# Step 2: Build batching plan
-planner = BatchPlanner()
-plan: BatchPlan = planner.plan([axis_spec])
-
-# Step 3: Extract decision for the axis
-decision = plan.decisions[0]
-print(f"Strategy: {type(decision.strategy).__name__}")
-print(f"Reasoning: {decision.reasoning}")
-
-# Step 4: Create dispatch iterator
-iterator = make_axis_dispatch(
-    decision.strategy,
-    axis="batch",
-    heterogeneous_axes=set(),
-)
-
-# Step 5: Apply iterator to a function
-def my_fn(x):
-    """Process a single sample."""
-    return x * 2
-
-samples = jax.numpy.ones((100, 10))  # (batch, features)
-results = iterator(my_fn, samples)   # (batch, features) → apply my_fn to each
-
-print(f"Output shape: {results.shape}")  # (100, 10)
-'''
 
 BOUNDED_STEP = """\
 from xtrax.jit import bounded_jit
@@ -149,17 +113,6 @@ def test_seed_filter_jit_takes_a_model_with_static_callables():
     step = run(FILTER_JIT, eqx=eqx)["inference_step"]
     x = jnp.array([0.5, -1.0])
     assert jnp.allclose(step(model, x), model(x), atol=1e-6)
-
-
-@pytest.mark.filterwarnings("ignore::xtrax.tiling.RemainderWarning")
-def test_seed_minimal_working_pattern(capsys):
-    scope = run(MINIMAL_WORKING_PATTERN)
-    assert jnp.array_equal(scope["results"], 2 * jnp.ones((100, 10)))
-    strategy, reasoning, shape = capsys.readouterr().out.splitlines()
-    assert strategy == "Strategy: SafeMap"
-    assert reasoning.startswith("Reasoning: ")
-    assert len(reasoning) > len("Reasoning: ")
-    assert shape == "Output shape: (100, 10)"
 
 
 def test_seed_bounded_step_refuses_the_second_trace():
