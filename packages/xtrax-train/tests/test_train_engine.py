@@ -14,7 +14,16 @@ import numpy as np
 import optax
 import pytest
 
-from xtrax.training import ArrayDataModule, Callback, Engine, StepMetrics, Trainer, init_state
+from xtrax.training import (
+    ArrayDataModule,
+    Callback,
+    Engine,
+    SafetyManager,
+    SafetyTrainStep,
+    StepMetrics,
+    Trainer,
+    init_state,
+)
 
 
 class Recorder:
@@ -448,3 +457,5 @@ def test_an_optimizer_state_of_another_optimizer_is_refused(dropout_state, array
         Engine(trainer).fit_sync(dropout_state, array_data, 1)
     with pytest.raises(ValueError, match="one optimizer to both init_state and Trainer"):
         trainer.step(dropout_state, next(iter(array_data.train_iter())))
+    with pytest.raises(ValueError, match="one optimizer to both init_state and Trainer"):
+        SafetyTrainStep(trainer, SafetyManager()).step(dropout_state, next(iter(array_data.train_iter())))

@@ -16,7 +16,7 @@ from xtrax.training._checkpoint_callback import Checkpoint, EpochCheckpoint
 from xtrax.training._checks import check_bool, check_int
 from xtrax.training._fit import Fit, Interrupt, calls_behind, deferred_interrupt
 from xtrax.training._placement import make_placement
-from xtrax.training._programs import EvalProgram, TrainProgram
+from xtrax.training._programs import EvalProgram, TrainProgram, program_for
 from xtrax.training._safety import SafetyManager, SafetyTrainStep
 from xtrax.training._sharding import LogicalMesh, ShardingPolicy
 from xtrax.training._state import ResumableState, StateSpec
@@ -214,35 +214,32 @@ class Engine:
 
     def train_program(self, spec: StateSpec) -> TrainProgram:
         """The program for states of this structure, compiled once for each shape of batches."""
-        for program in self._train_programs:
-            if program.spec.matches(spec):
-                return program
-        donate = self.trainer.donate
-        program = TrainProgram(
-            self.trainer,
+        return program_for(
+            self._train_programs,
             spec,
-            donate=donate,
-            on_trace=lambda: self._count("train"),
-            safety=self.safety,
-            placement=self.placement,
+            lambda: TrainProgram(
+                self.trainer,
+                spec,
+                donate=self.trainer.donate,
+                on_trace=lambda: self._count("train"),
+                safety=self.safety,
+                placement=self.placement,
+            ),
         )
-        self._train_programs.append(program)
-        return program
 
     def _eval_program(self, spec: StateSpec) -> EvalProgram:
-        for program in self._eval_programs:
-            if program.spec.matches(spec):
-                return program
-        program = EvalProgram(
-            self.trainer,
-            self.metrics,
+        return program_for(
+            self._eval_programs,
             spec,
-            on_trace=lambda: self._count("eval"),
-            safety=self.safety,
-            placement=self.placement,
+            lambda: EvalProgram(
+                self.trainer,
+                self.metrics,
+                spec,
+                on_trace=lambda: self._count("eval"),
+                safety=self.safety,
+                placement=self.placement,
+            ),
         )
-        self._eval_programs.append(program)
-        return program
 
     def _count(self, kind: str) -> None:
         self._compiles[kind] += 1

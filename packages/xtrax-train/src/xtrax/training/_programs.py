@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +28,22 @@ Result = tuple[Arrays, dict[str, jax.Array], Verdict | None]
 
 def _ignore() -> None:
     return None
+
+
+class _Program(Protocol):
+    spec: StateSpec
+
+
+_P = TypeVar("_P", bound=_Program)
+
+
+def program_for(programs: list[_P], spec: StateSpec, make: Callable[[], _P]) -> _P:
+    """The one of `programs` for states of this structure; made, and added to them, if there is none."""
+    for program in programs:
+        if program.spec.matches(spec):
+            return program
+    programs.append(make())
+    return programs[-1]
 
 
 class TrainProgram:

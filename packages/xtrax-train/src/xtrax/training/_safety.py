@@ -13,10 +13,10 @@ from jax.experimental import checkify
 from xtrax.training._checked import Verdict
 from xtrax.training._checks import check_bool
 from xtrax.training._losses import LossFunction
-from xtrax.training._programs import TrainProgram
+from xtrax.training._programs import TrainProgram, program_for
 from xtrax.training._state import ResumableState, StateSpec
 from xtrax.training._step import train_step
-from xtrax.training._trainer import Trainer, check_state
+from xtrax.training._trainer import Trainer, check_opt_state, check_state
 
 logger = logging.getLogger("xtrax.training")
 
@@ -130,18 +130,18 @@ class SafetyTrainStep:
         check_state(state)
         checked, _ = self.trainer.check_batch(batch)
         spec = StateSpec.of(state)
-        arrays, metrics, verdict = self._program(spec).one(spec.arrays(state), checked)
+        arrays, metrics, verdict = self._program(spec, state).one(spec.arrays(state), checked)
         after = spec.state(arrays)
         if verdict is not None and verdict.done < 1:
             raise safety_error(self.trainer, after, checked, verdict)
         return after, {name: value[0] for name, value in metrics.items()}
 
-    def _program(self, spec: StateSpec) -> TrainProgram:
-        for program in self._programs:
-            if program.spec.matches(spec):
-                return program
-        self._programs.append(TrainProgram(self.trainer, spec, donate=False, safety=self.safety_manager))
-        return self._programs[-1]
+    def _program(self, spec: StateSpec, state: ResumableState) -> TrainProgram:
+        def make() -> TrainProgram:
+            check_opt_state(state, self.trainer.optimizer)
+            return TrainProgram(self.trainer, spec, donate=False, safety=self.safety_manager)
+
+        return program_for(self._programs, spec, make)
 
 
 def create_train_step(

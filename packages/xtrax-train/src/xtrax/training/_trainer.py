@@ -10,7 +10,7 @@ import optax
 
 from xtrax.training._batch import Batch, BatchCheck
 from xtrax.training._checks import check_bool, check_int
-from xtrax.training._programs import TrainProgram
+from xtrax.training._programs import TrainProgram, program_for
 from xtrax.training._state import ResumableState, StateSpec
 
 
@@ -94,12 +94,11 @@ class Trainer:
         return self._check(batch)
 
     def _program(self, spec: StateSpec, state: ResumableState) -> TrainProgram:
-        for program in self._programs:
-            if program.spec.matches(spec):
-                return program
-        check_opt_state(state, self.optimizer)
-        self._programs.append(TrainProgram(self, spec, donate=False))
-        return self._programs[-1]
+        def make() -> TrainProgram:
+            check_opt_state(state, self.optimizer)
+            return TrainProgram(self, spec, donate=False)
+
+        return program_for(self._programs, spec, make)
 
 
 def check_state(state: object) -> ResumableState:
