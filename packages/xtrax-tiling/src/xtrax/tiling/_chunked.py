@@ -36,8 +36,26 @@ def chunked_vmap(fn: Callable[[list[Any]], Any], leaves: Leaves, axes: Sequence[
     """
     if chunks.count <= 1:
         return jax.vmap(fn, in_axes=(list(axes),))(leaves)
+    return map_chunks(jax.vmap(fn), leaves, axes, chunks)
+
+
+def map_chunks(batched: Callable[[Leaves], Any], leaves: Leaves, axes: Sequence[int], chunks: Chunks) -> Any:
+    """A function of a batch with independent elements, one chunk after another.
+
+    Args:
+        batched: a pure function of the list of a chunk of each leaf, the mapped axis first; its results have the axis
+            first too. Arrays that it closes over may be tracers.
+        leaves: arrays, each with `chunks.total` elements along its axis.
+        axes: the non-negative mapped axis of each leaf.
+        chunks: the layout.
+
+    Returns:
+        What `batched` returns of all elements, each leaf `(chunks.total, ...)`.
+    """
+    if chunks.count <= 1:
+        return batched([jnp.moveaxis(leaf, axis, 0) for leaf, axis in zip(leaves, axes, strict=True)])
     keys = _KeyOutputs()
-    run: ChunkFn = keys.unwrapped(jax.vmap(fn))
+    run: ChunkFn = keys.unwrapped(batched)
     if not chunks.overlap and not any(axes):
         return keys.rewrap(_split_scan(run, leaves, axes, chunks))
     example = jax.eval_shape(lambda xs: _take(xs, axes, chunks, jnp.int32(0)), leaves)
