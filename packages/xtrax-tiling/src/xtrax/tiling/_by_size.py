@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 from xtrax.tiling._layout import Chunks
-from xtrax.tiling._memory import MemoryBudget, PlanMemory, byte_text, check_estimate
+from xtrax.tiling._memory import MemoryBudget
+from xtrax.tiling._plan_memory import PlanMemory, byte_text, check_estimate
 from xtrax.tiling._spec import AxisDecision, AxisSpec
 from xtrax.tiling.strategy import SafeMap, Vmap
 

@@ -1,72 +1,25 @@
 """Declare axes, and decide how each is mapped, with a reason."""
 
-import dataclasses
 import warnings
 from collections.abc import Callable, Collection, Sequence
 from typing import TypeVar
 
+from xtrax.tiling._batch_plan import BatchPlan, label, refuse_duplicates
 from xtrax.tiling._by_size import by_limit, by_size, fit, remainder_text
 from xtrax.tiling._check import check_callable, check_names
-from xtrax.tiling._memory import MemoryBudget, PlanMemory, byte_text, check_estimate
-from xtrax.tiling._render import html_table, text_table
+from xtrax.tiling._memory import MemoryBudget
+from xtrax.tiling._plan_memory import PlanMemory, byte_text, check_estimate
 from xtrax.tiling._spec import AxisDecision, AxisSpec
 from xtrax.tiling.carry import CarrySpec
 from xtrax.tiling.dedup import DedupSpec
 from xtrax.tiling.errors import AmbiguousAxisError, BudgetInfeasibleError, RemainderWarning
 from xtrax.tiling.estimators import device_memory_budget
 from xtrax.tiling.roles import AxisRole
-from xtrax.tiling.strategy import AxisStrategy, Bucket, DedupGather, SafeMap, Scan, WhileCarry
+from xtrax.tiling.strategy import AxisStrategy, Bucket, SafeMap, Scan, WhileCarry
 
 __all__ = ["AxisDecision", "AxisSpec", "BatchPlan", "BatchPlanner", "MemoryBudget", "PlanMemory"]
 
 _Claim = TypeVar("_Claim", CarrySpec, DedupSpec)
-
-
-@dataclasses.dataclass(frozen=True)
-class BatchPlan:
-    """The decisions for a set of axes, in the order in which the axes were given.
-
-    `print(plan)` shows them as a table; notebooks show an HTML one.
-
-    Args:
-        decisions: one `AxisDecision` for each axis; a list is stored as a tuple.
-        memory: what the plan takes of its budget; None where it was made without one.
-
-    Raises:
-        TypeError: an entry that is no `AxisDecision`, or a `memory` that is no `PlanMemory`.
-        ValueError: two decisions for one axis name.
-    """
-
-    decisions: tuple[AxisDecision, ...]
-    memory: PlanMemory | None = None
-
-    def __post_init__(self) -> None:
-        """Store a tuple, and refuse what is no decision."""
-        object.__setattr__(self, "decisions", tuple(self.decisions))
-        for decision in self.decisions:
-            if not isinstance(decision, AxisDecision):
-                raise TypeError(f"decisions must hold AxisDecision objects, but one is {decision!r}.")
-        _refuse_duplicates("decisions", [decision.spec.name for decision in self.decisions])
-        if self.memory is not None and not isinstance(self.memory, PlanMemory):
-            raise TypeError(f"memory must be a PlanMemory or None, but is {self.memory!r}.")
-
-    def __str__(self) -> str:
-        """The plan as a table, and its memory in a line below."""
-        table = text_table(_HEADER, self._rows()) if self.decisions else "BatchPlan without axes"
-        return table if self.memory is None else f"{table}\nmemory: {self.memory}"
-
-    def _repr_html_(self) -> str:
-        table = html_table(_HEADER, self._rows())
-        return table if self.memory is None else f"{table}<p>memory: {self.memory}</p>"
-
-    def _rows(self) -> list[list[str]]:
-        return [
-            [d.spec.name, str(d.spec.cardinality), _label(d.strategy), str(d.batch_size), d.reasoning]
-            for d in self.decisions
-        ]
-
-
-_HEADER = ("axis", "size", "strategy", "at once", "because")
 
 
 class BatchPlanner:
@@ -161,7 +114,7 @@ class BatchPlanner:
             if not isinstance(spec, AxisSpec):
                 raise TypeError(f"specs must hold AxisSpec objects, but one is {spec!r} ({type(spec).__name__}).")
         names = [spec.name for spec in specs]
-        _refuse_duplicates("specs", names)
+        refuse_duplicates("specs", names)
         for source, claimed in (
             ("carry_specs", self._carries),
             ("dedup_specs", self._dedups),
@@ -279,7 +232,7 @@ def _by_estimator(
 
 def _infeasible(plan: BatchPlan, memory: PlanMemory) -> BudgetInfeasibleError:
     states = "; ".join(
-        f"{d.spec.name!r}: {_label(d.strategy)}, {d.batch_size} of {d.spec.cardinality} at once" for d in plan.decisions
+        f"{d.spec.name!r}: {label(d.strategy)}, {d.batch_size} of {d.spec.cardinality} at once" for d in plan.decisions
     )
     return BudgetInfeasibleError(
         f"the plan needs {byte_text(memory.estimate)} where every axis that can be is in chunks, and the budget is "
@@ -287,17 +240,6 @@ def _infeasible(plan: BatchPlan, memory: PlanMemory) -> BudgetInfeasibleError:
         "budget; the plan is this error's .plan.",
         plan,
     )
-
-
-def _label(strategy: AxisStrategy) -> str:
-    """The strategy in a few words, without its arrays and functions."""
-    if isinstance(strategy, SafeMap):
-        return f"SafeMap({strategy.batch_size})"
-    if isinstance(strategy, Bucket):
-        return f"Bucket({', '.join(map(str, strategy.boundaries))})"
-    if isinstance(strategy, DedupGather):
-        return f"DedupGather({strategy.k} of {strategy.index_map.size})"
-    return type(strategy).__name__
 
 
 def _by_axis(name: str, specs: Sequence[_Claim] | None, kind: type[_Claim]) -> dict[str, _Claim]:
@@ -309,11 +251,5 @@ def _by_axis(name: str, specs: Sequence[_Claim] | None, kind: type[_Claim]) -> d
     for spec in specs:
         if not isinstance(spec, kind):
             raise TypeError(f"{name} must hold {kind.__name__} objects, but one is {spec!r}.")
-    _refuse_duplicates(name, [spec.axis_name for spec in specs])
+    refuse_duplicates(name, [spec.axis_name for spec in specs])
     return {spec.axis_name: spec for spec in specs}
-
-
-def _refuse_duplicates(source: str, names: Sequence[str]) -> None:
-    for i, name in enumerate(names):
-        if name in names[:i]:
-            raise ValueError(f"{source} names axis {name!r} twice; each axis is named once.")

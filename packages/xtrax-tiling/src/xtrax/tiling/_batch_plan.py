@@ -1,0 +1,74 @@
+"""A plan: what was decided about each axis. What runs plans imports it from here, since budgets run them too."""
+
+import dataclasses
+from collections.abc import Sequence
+
+from xtrax.tiling._plan_memory import PlanMemory
+from xtrax.tiling._render import html_table, text_table
+from xtrax.tiling._spec import AxisDecision
+from xtrax.tiling.strategy import AxisStrategy, Bucket, DedupGather, SafeMap
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchPlan:
+    """The decisions for a set of axes, in the order in which the axes were given.
+
+    `print(plan)` shows them as a table; notebooks show an HTML one.
+
+    Args:
+        decisions: one `AxisDecision` for each axis; a list is stored as a tuple.
+        memory: what the plan takes of its budget; None where it was made without one.
+
+    Raises:
+        TypeError: an entry that is no `AxisDecision`, or a `memory` that is no `PlanMemory`.
+        ValueError: two decisions for one axis name.
+    """
+
+    decisions: tuple[AxisDecision, ...]
+    memory: PlanMemory | None = None
+
+    def __post_init__(self) -> None:
+        """Store a tuple, and refuse what is no decision."""
+        object.__setattr__(self, "decisions", tuple(self.decisions))
+        for decision in self.decisions:
+            if not isinstance(decision, AxisDecision):
+                raise TypeError(f"decisions must hold AxisDecision objects, but one is {decision!r}.")
+        refuse_duplicates("decisions", [decision.spec.name for decision in self.decisions])
+        if self.memory is not None and not isinstance(self.memory, PlanMemory):
+            raise TypeError(f"memory must be a PlanMemory or None, but is {self.memory!r}.")
+
+    def __str__(self) -> str:
+        """The plan as a table, and its memory in a line below."""
+        table = text_table(_HEADER, self._rows()) if self.decisions else "BatchPlan without axes"
+        return table if self.memory is None else f"{table}\nmemory: {self.memory}"
+
+    def _repr_html_(self) -> str:
+        table = html_table(_HEADER, self._rows())
+        return table if self.memory is None else f"{table}<p>memory: {self.memory}</p>"
+
+    def _rows(self) -> list[list[str]]:
+        return [
+            [d.spec.name, str(d.spec.cardinality), label(d.strategy), str(d.batch_size), d.reasoning]
+            for d in self.decisions
+        ]
+
+
+_HEADER = ("axis", "size", "strategy", "at once", "because")
+
+
+def label(strategy: AxisStrategy) -> str:
+    """The strategy in a few words, without its arrays and functions."""
+    if isinstance(strategy, SafeMap):
+        return f"SafeMap({strategy.batch_size})"
+    if isinstance(strategy, Bucket):
+        return f"Bucket({', '.join(map(str, strategy.boundaries))})"
+    if isinstance(strategy, DedupGather):
+        return f"DedupGather({strategy.k} of {strategy.index_map.size})"
+    return type(strategy).__name__
+
+
+def refuse_duplicates(source: str, names: Sequence[str]) -> None:
+    """Refuse a name that is given twice."""
+    for i, name in enumerate(names):
+        if name in names[:i]:
+            raise ValueError(f"{source} names axis {name!r} twice; each axis is named once.")
