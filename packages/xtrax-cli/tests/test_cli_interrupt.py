@@ -1,12 +1,16 @@
 """Ctrl-C and SIGTERM, whenever they come: the right exit code, no traceback, and nothing lost."""
 
+import _imp
 import gc
+import importlib.machinery
+import importlib.util
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+import types
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -41,6 +45,23 @@ def test_an_interrupt_that_python_discards_is_raised_at_the_next_safe_point(capf
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert not is_interrupted()
     assert capfd.readouterr().err == ""
+
+
+def test_an_interrupt_while_an_extension_module_loads_waits_for_the_next_safe_point(monkeypatch):
+    loaded = types.ModuleType("extension")
+
+    def pressed(spec, file=None):
+        os.kill(os.getpid(), signal.SIGINT)
+        return loaded
+
+    monkeypatch.setattr(_imp, "create_dynamic", pressed)
+    loader = importlib.machinery.ExtensionFileLoader("extension", "extension.so")
+    spec = importlib.util.spec_from_file_location("extension", "extension.so", loader=loader)
+    with noted_interrupts():
+        assert importlib.util.module_from_spec(spec) is loaded
+        assert is_interrupted()
+        with pytest.raises(KeyboardInterrupt):
+            raise_if_interrupted()
 
 
 def test_handlers_of_others_are_left_alone():

@@ -6,6 +6,8 @@ import signal
 import sys
 import threading
 from collections.abc import Generator
+from importlib.machinery import ExtensionFileLoader
+from types import FrameType
 from typing import Any
 
 from xtrax.cli._defaults import INTERRUPTED
@@ -15,7 +17,8 @@ class Noted:
     """A signal handler that raises `KeyboardInterrupt`, and remembers that it did.
 
     Python discards what is raised while it collects garbage, and extension modules turn it into errors of their own;
-    so verbs ask by `raise_if_interrupted` between the parts of their work.
+    so verbs ask by `raise_if_interrupted` between the parts of their work. While an extension module is being loaded
+    nothing is raised: some of them, jaxlib's among them, end the process by SIGABRT or SIGSEGV.
 
     Attributes:
         signal: The first signal that came; None before.
@@ -25,10 +28,21 @@ class Noted:
         """Nothing has come yet."""
         self.signal: int | None = None
 
-    def __call__(self, number: int, frame: Any) -> None:
+    def __call__(self, number: int, frame: FrameType | None) -> None:
         """Handle a signal."""
         self.signal = self.signal or number
-        raise KeyboardInterrupt
+        if not _loads_extension(frame):
+            raise KeyboardInterrupt
+
+
+def _loads_extension(frame: FrameType | None) -> bool:
+    """Whether the code that `frame` runs was called by an extension module that is being loaded."""
+    while frame is not None:
+        loads = frame.f_code.co_name in ("create_module", "exec_module")
+        if loads and isinstance(frame.f_locals.get("self"), ExtensionFileLoader):
+            return True
+        frame = frame.f_back
+    return False
 
 
 @contextlib.contextmanager
