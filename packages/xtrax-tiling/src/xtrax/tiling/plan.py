@@ -5,8 +5,9 @@ from collections.abc import Callable, Collection, Sequence
 from typing import TypeVar
 
 from xtrax.tiling._batch_plan import BatchPlan, label, refuse_duplicates
-from xtrax.tiling._by_size import by_limit, by_size, fit, remainder_text
+from xtrax.tiling._by_size import by_limit, by_size, remainder_text
 from xtrax.tiling._check import check_callable, check_names
+from xtrax.tiling._fit import fit
 from xtrax.tiling._memory import MemoryBudget
 from xtrax.tiling._plan_memory import PlanMemory, byte_text, check_estimate
 from xtrax.tiling._spec import AxisDecision, AxisSpec
@@ -43,7 +44,9 @@ class BatchPlanner:
         budget: what the whole plan may take. Every axis of rules 3 and 4 begins as `Vmap`, and they become
             `SafeMap(default_batch_size)`, one after another in the order given, until the plan fits. An axis that is
             no larger than its default stays. The estimate is called once at first, once after each such step, and
-            then for each axis at its other size, for `PlanMemory.slope_by_axis`.
+            then for each axis at its other size, for `PlanMemory.slope_by_axis`. Axes that the budget solves, as
+            those of `MemoryBudget.for_function`, get the largest chunk that fits: a multiple of their
+            `tile_granularity`, found with three estimates where memory is affine in the chunk size.
 
     Raises:
         TypeError: an argument or an entry of the wrong type.
@@ -83,6 +86,7 @@ class BatchPlanner:
             )
         self._memory_estimator = memory_estimator
         self._budget = budget
+        self._solved = frozenset() if budget is None or isinstance(budget.solve, bool) else frozenset(budget.solve)
         self._carries = _by_axis("carry_specs", carry_specs, CarrySpec)
         self._dedups = _by_axis("dedup_specs", dedup_specs, DedupSpec)
         self._heterogeneous = check_names("heterogeneous_axes", heterogeneous_axes)
@@ -119,6 +123,7 @@ class BatchPlanner:
             ("carry_specs", self._carries),
             ("dedup_specs", self._dedups),
             ("heterogeneous_axes", self._heterogeneous),
+            ("budget.solve", self._solved),
         ):
             for name in sorted(set(claimed) - set(names)):
                 raise ValueError(f"{source} names axis {name!r}, which is not planned; the planned axes are {names}.")
@@ -129,7 +134,7 @@ class BatchPlanner:
         if self._budget is not None:
             decisions, memory = fit(self._budget, decisions, movable)
             if not memory.fits:
-                raise _infeasible(BatchPlan(decisions, memory), memory)
+                raise _infeasible(BatchPlan(decisions, memory), memory, self._budget)
         elif self._memory_estimator is not None and movable:
             moved, failures = _by_estimator(self._memory_estimator, [specs[i] for i in movable])
             decisions = tuple(moved.get(decision.spec.name, decision) for decision in decisions)
@@ -230,14 +235,20 @@ def _by_estimator(
     return decisions, failures
 
 
-def _infeasible(plan: BatchPlan, memory: PlanMemory) -> BudgetInfeasibleError:
+def _infeasible(plan: BatchPlan, memory: PlanMemory, budget: MemoryBudget) -> BudgetInfeasibleError:
     states = "; ".join(
         f"{d.spec.name!r}: {label(d.strategy)}, {d.batch_size} of {d.spec.cardinality} at once" for d in plan.decisions
     )
+    fixed = f", {byte_text(memory.fixed_bytes)} of it whatever the chunks" if budget.solve else ""
+    lower = (
+        "Lower a default_batch_size, or raise"
+        if any(not budget.solves(d.spec.name) for d in plan.decisions)
+        else "Raise"
+    )
     return BudgetInfeasibleError(
-        f"the plan needs {byte_text(memory.estimate)} where every axis that can be is in chunks, and the budget is "
-        f"{byte_text(memory.budget)}. The axes are {states or 'none'}. Lower a default_batch_size, or raise the "
-        "budget; the plan is this error's .plan.",
+        f"the plan needs {byte_text(memory.estimate)} where every axis that can be is in chunks{fixed}, and the budget "
+        f"is {byte_text(memory.budget)}. The axes are {states or 'none'}. {lower} the budget; the plan is this error's "
+        ".plan.",
         plan,
     )
 
