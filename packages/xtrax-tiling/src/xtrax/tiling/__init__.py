@@ -3,7 +3,7 @@
 from xtrax.tiling._version import __version__
 from xtrax.tiling.bucket import bucketize, select_bucket
 from xtrax.tiling.carry import CarryShape, CarrySpec
-from xtrax.tiling.dedup import DedupSpec, get_k_bucket
+from xtrax.tiling.dedup import DedupSpec, find_duplicates, get_k_bucket
 from xtrax.tiling.dispatch import axis_dispatch, make_axis_dispatch
 from xtrax.tiling.errors import (
     AmbiguousAxisError,
@@ -78,6 +78,7 @@ __all__ = [
     "axis_dispatch",
     "bucketize",
     "device_memory_budget",
+    "find_duplicates",
     "get_k_bucket",
     "lowered_memory_estimate",
     "make_axis_dispatch",

@@ -1,0 +1,166 @@
+"""Rows that are equal byte for byte: hashed, grouped by hash, and then compared."""
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+import numpy.typing as npt
+from jax.core import Tracer
+
+_BLOCK_BYTES = 1 << 19  # rows are read in blocks of this size, which stay in the cache between passes
+_WORD = 8
+
+
+def host_leaves(name: str, xs: Any) -> tuple[list[npt.NDArray[Any]], int]:
+    """The leaves of a pytree as arrays on the host, and the size of the leading axis that they share.
+
+    Args:
+        name: what the caller calls `xs`, for messages.
+        xs: a pytree of numpy arrays and addressable JAX arrays. Typed PRNG keys become their key data.
+
+    Raises:
+        TypeError: a leaf that is no array, is being traced, or whose values are not told by their bytes.
+        ValueError: no leaves, a scalar leaf, an array with parts on other hosts, or sizes that differ.
+    """
+    named = [(f"{name}{jax.tree_util.keystr(path)}", leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(xs)]
+    if not named:
+        raise ValueError(f"{name} has no leaves; give at least one array, whose leading axis is the one to look along.")
+    leaves = [_host_leaf(leaf_name, leaf) for leaf_name, leaf in named]
+    size = len(leaves[0])
+    for (leaf_name, _), leaf in zip(named, leaves, strict=True):
+        if len(leaf) != size:
+            raise ValueError(
+                f"{named[0][0]} has {size} elements along its leading axis, but {leaf_name} has {len(leaf)}; the "
+                "leaves of one axis must agree."
+            )
+    return leaves, size
+
+
+def group_rows(leaves: list[npt.NDArray[Any]], size: int) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
+    """Find the rows that are equal by the bytes of all leaves.
+
+    Args:
+        leaves: arrays with `size` rows along their leading axis.
+        size: at least 1.
+
+    Returns:
+        `(first, groups)`: `(k,)` ascending positions, of the first row of each kind, and `(size,)`, for each row the
+            position of its kind in `first`.
+    """
+    leaves = [leaf for leaf in leaves if _row_bytes(leaf)]
+    first, groups = _group_hashes(_row_hashes(leaves, size))
+    if not _same_rows(leaves, first[groups], size):
+        # Two kinds of row share a hash, so the rows are sorted by their bytes instead.
+        first, groups = _group_bytes(leaves, size)
+    order = np.argsort(first)
+    rank = np.empty_like(order)
+    rank[order] = np.arange(order.size)
+    return first[order], rank[groups]
+
+
+def _host_leaf(name: str, leaf: Any) -> npt.NDArray[Any]:
+    if isinstance(leaf, Tracer):
+        raise TypeError(
+            f"{name} is being traced, and its values are not known yet; look for duplicates before jax.jit, not inside."
+        )
+    if isinstance(leaf, np.ma.MaskedArray):
+        raise TypeError(f"{name} is a masked array, whose masked values have no defined bytes; fill it first.")
+    if not isinstance(leaf, (jax.Array, np.ndarray)):
+        raise TypeError(f"{name} must be a numpy or JAX array, but is {leaf!r} ({type(leaf).__name__}).")
+    if isinstance(leaf, jax.Array):
+        if not leaf.is_fully_addressable:
+            raise ValueError(
+                f"{name} has parts on other hosts, which this one cannot read; gather it first, with "
+                "jax.experimental.multihost_utils.process_allgather."
+            )
+        if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            leaf = jax.random.key_data(leaf)
+    array = np.asarray(leaf)
+    if array.dtype.hasobject or array.dtype.names is not None or array.dtype.char in "gG":
+        raise TypeError(
+            f"{name} has dtype {array.dtype}, whose values are not told by their bytes; give numbers, bools or "
+            "fixed-width strings, each field as a leaf of its own."
+        )
+    if array.ndim == 0:
+        raise ValueError(f"{name} is a scalar, and so has no leading axis to look along.")
+    return array
+
+
+def _row_bytes(leaf: npt.NDArray[Any]) -> int:
+    return leaf.dtype.itemsize * int(np.prod(leaf.shape[1:], dtype=np.int64))
+
+
+def _blocks(leaf: npt.NDArray[Any], size: int) -> Iterator[slice]:
+    rows = max(1, _BLOCK_BYTES // _row_bytes(leaf))
+    return (slice(start, min(start + rows, size)) for start in range(0, size, rows))
+
+
+def _as_bytes(rows: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+    """`(b, ...)` as the `(b, row bytes)` that it lies in; a copy only if the rows are not contiguous."""
+    return np.ascontiguousarray(rows).reshape(-1).view(np.uint8).reshape(len(rows), _row_bytes(rows))
+
+
+def _as_words(rows: npt.NDArray[Any]) -> npt.NDArray[np.uint64]:
+    """`(b, ...)` as `(b, words)`, the bytes of each row filled up with zeros to whole words."""
+    raw = _as_bytes(rows)
+    if missing := -raw.shape[1] % _WORD:
+        padded = np.zeros((len(raw), raw.shape[1] + missing), np.uint8)
+        padded[:, : raw.shape[1]] = raw
+        raw = padded
+    return raw.view(np.uint64)
+
+
+def _row_hashes(leaves: list[npt.NDArray[Any]], size: int) -> npt.NDArray[np.uint64]:
+    """A 64-bit hash of each row: the sum of its words, each times an odd number of its own (multiply-shift).
+
+    A sum of products mixes upwards only, so that words that differ in their high bits alone, such as those of small
+    whole floats, would share the low bits of their hash. Hence the high bits are first folded into the low ones.
+
+    Dietzfelbinger et al., A reliable randomized algorithm for the closest-pair problem, 1997.
+    """
+    hashes = np.zeros(size, np.uint64)
+    rng = np.random.default_rng(0)
+    for leaf in leaves:
+        words = -(-_row_bytes(leaf) // _WORD)
+        factors = rng.integers(0, 1 << 63, words, dtype=np.uint64) * np.uint64(2) + np.uint64(1)
+        for block in _blocks(leaf, size):
+            row = _as_words(leaf[block])
+            folded = row >> np.uint64(32)
+            folded ^= row
+            folded ^= folded >> np.uint64(16)
+            hashes[block] += np.einsum("ij,j->i", folded, factors)
+    return hashes
+
+
+def _group_hashes(hashes: npt.NDArray[np.uint64]) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
+    """The first position of each hash, and for each position the number of its hash; in no particular order."""
+    order = np.argsort(hashes)
+    ordered = hashes[order]
+    begins = np.concatenate([[True], ordered[1:] != ordered[:-1]])
+    groups = np.empty(hashes.size, np.intp)
+    groups[order] = np.cumsum(begins) - 1
+    # The sort need not be stable, so the first of a group is the least of its positions.
+    return np.minimum.reduceat(order, np.flatnonzero(begins)), groups
+
+
+def _same_rows(leaves: list[npt.NDArray[Any]], representatives: npt.NDArray[np.intp], size: int) -> bool:
+    """Whether every row equals its representative, byte for byte."""
+    for leaf in leaves:
+        for block in _blocks(leaf, size):
+            others = representatives[block]
+            moved = not np.array_equal(others, np.arange(block.start, block.stop))
+            if moved and not np.array_equal(_as_bytes(leaf[others]), _as_bytes(leaf[block])):
+                return False
+    return True
+
+
+def _group_bytes(leaves: list[npt.NDArray[Any]], size: int) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
+    """What `_group_hashes` returns, by sorting the rows themselves."""
+    ends = list(itertools.accumulate((_row_bytes(leaf) for leaf in leaves), initial=0))
+    rows = np.empty((size, ends[-1]), np.uint8)
+    for leaf, (start, end) in zip(leaves, itertools.pairwise(ends), strict=True):
+        rows[:, start:end] = _as_bytes(leaf)
+    _, first, groups = np.unique(rows.view(f"V{ends[-1]}")[:, 0], return_index=True, return_inverse=True)
+    return first, groups
