@@ -35,7 +35,7 @@ def by_limit(spec: AxisSpec, estimate: int, limit: int) -> AxisDecision:
 
 def all_at_once(spec: AxisSpec, reasoning: str) -> AxisDecision:
     """`Vmap`, and why."""
-    return AxisDecision(spec, spec.cardinality, reasoning + _not_deduplicated(spec), Vmap())
+    return AxisDecision(spec, spec.cardinality, reasoning, Vmap())
 
 
 def in_chunks(spec: AxisSpec, limit: int, because: str, numbers: str = "") -> AxisDecision:
@@ -48,7 +48,7 @@ def in_chunks(spec: AxisSpec, limit: int, because: str, numbers: str = "") -> Ax
         reasoning += f", {how} because {size} is not a multiple of {limit} (remainder {size % limit})"
     if chunks.overlap:
         reasoning += f", elements computed twice: {chunks.overlap}"
-    return AxisDecision(spec, limit, reasoning + numbers + _not_deduplicated(spec), SafeMap(limit))
+    return AxisDecision(spec, limit, reasoning + numbers, SafeMap(limit))
 
 
 def remainder_text(decisions: Sequence[AxisDecision]) -> str:
@@ -65,9 +65,3 @@ def remainder_text(decisions: Sequence[AxisDecision]) -> str:
         )
     unless = f", unless the function has side effects: {twice} elements are computed twice" if twice else ""
     return f"{' '.join(sentences)} Results are those of jax.vmap; nothing needs to be done{unless}."
-
-
-def _not_deduplicated(spec: AxisSpec) -> str:
-    if not spec.dedup_eligible:
-        return ""
-    return "; dedup_eligible, but no DedupSpec names the axis, so it is planned by its size"

@@ -1,12 +1,14 @@
 """Declare axes, and decide how each is mapped, with a reason."""
 
+import dataclasses
 import warnings
-from collections.abc import Callable, Collection, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, TypeVar
 
 from xtrax.tiling._batch_plan import BatchPlan, label, refuse_duplicates
 from xtrax.tiling._by_size import by_limit, by_size, remainder_text
 from xtrax.tiling._check import check_callable, check_names
+from xtrax.tiling._dedup_data import search, without
 from xtrax.tiling._fit import fit
 from xtrax.tiling._memory import MemoryBudget
 from xtrax.tiling._plan_memory import PlanMemory, byte_text, check_estimate
@@ -91,21 +93,28 @@ class BatchPlanner:
         self._dedups = _by_axis("dedup_specs", dedup_specs, DedupSpec)
         self._heterogeneous = check_names("heterogeneous_axes", heterogeneous_axes)
 
-    def plan(self, specs: Sequence[AxisSpec]) -> BatchPlan:
+    def plan(self, specs: Sequence[AxisSpec], *, data: Mapping[str, Any] | None = None) -> BatchPlan:
         """Decide for each axis.
 
         Args:
             specs: the axes, with names that differ.
+            data: for some axes, by name, a pytree of arrays whose leading axis is that one. Where the axis is
+                `dedup_eligible` and rules 1 and 2 leave it open, duplicates are looked for as by `find_duplicates`,
+                and it becomes `DedupGather` if that pays: four times the `n - k_bucket` elements that are not
+                computed must exceed the `n + k_bucket` that are moved to select the distinct ones and to hand out
+                their results. (A function dearer than that repays it earlier: pass a `DedupSpec`.) The distinct ones
+                are computed at once, so there may be no more than `default_batch_size`, or than fit the budget. The
+                reasoning has the numbers either way.
 
         Returns:
             A plan with one decision for each, in the same order.
 
         Raises:
-            TypeError: `specs` is not a sequence of `AxisSpec`.
+            TypeError: `specs` is not a sequence of `AxisSpec`, or `data` is no mapping of trees of arrays.
             AmbiguousAxisError: an axis of role `UNKNOWN` that no carry or dedup spec names.
             ValueError: duplicate names; a carry spec, dedup spec or heterogeneous name without an axis; a
                 heterogeneous axis that has a carry, or that nothing says how to map; a dedup spec of another size;
-                an estimate that is negative or not finite.
+                data without an axis, or of another size; an estimate that is negative or not finite.
             BudgetInfeasibleError: nothing is left to demote, and the plan does not fit. Its `.plan` is that plan.
 
         Warns:
@@ -128,11 +137,14 @@ class BatchPlanner:
             for name in sorted(set(claimed) - set(names)):
                 raise ValueError(f"{source} names axis {name!r}, which is not planned; the planned axes are {names}.")
         claimed = [self._claimed(spec) for spec in specs]
-        movable = [i for i, decision in enumerate(claimed) if decision is None]
-        decisions = tuple(decision or by_size(spec) for spec, decision in zip(specs, claimed, strict=True))
+        searched = search(specs, claimed, data, limited=self._budget is None)
+        decisions, movable = _open(specs, claimed, searched[0])
         memory = None
         if self._budget is not None:
             decisions, memory = fit(self._budget, decisions, movable)
+            if not memory.fits and searched[0]:
+                searched = without(searched)
+                decisions, memory = fit(self._budget, *_open(specs, claimed, searched[0]))
             if not memory.fits:
                 raise _infeasible(BatchPlan(decisions, memory), memory, self._budget)
         elif self._memory_estimator is not None and movable:
@@ -140,6 +152,10 @@ class BatchPlanner:
             decisions = tuple(moved.get(decision.spec.name, decision) for decision in decisions)
             if failures:
                 warnings.warn("; ".join(failures), RuntimeWarning, stacklevel=2)
+        decisions = tuple(
+            dataclasses.replace(decision, reasoning=decision.reasoning + searched[1].get(i, ""))
+            for i, decision in enumerate(decisions)
+        )
         remainders = [d for d in decisions if isinstance(d.strategy, SafeMap) and d.spec.cardinality % d.batch_size]
         if remainders:
             warnings.warn(remainder_text(remainders), RemainderWarning, stacklevel=2)
@@ -174,6 +190,15 @@ class BatchPlanner:
                 "give it bucket_boundaries, a DedupSpec, or pad the elements and leave out heterogeneous."
             )
         return None
+
+
+def _open(
+    specs: Sequence[AxisSpec], claimed: Sequence[AxisDecision | None], found: Mapping[int, AxisDecision]
+) -> tuple[tuple[AxisDecision, ...], list[int]]:
+    """The decisions, those that nothing claims by size, and the positions of these."""
+    decided = [decision or found.get(i) for i, decision in enumerate(claimed)]
+    decisions = tuple(decision or by_size(spec) for spec, decision in zip(specs, decided, strict=True))
+    return decisions, [i for i, decision in enumerate(decided) if decision is None]
 
 
 def _carried(spec: AxisSpec, carry: CarrySpec, heterogeneous: bool, unused: list[str]) -> AxisDecision:
