@@ -130,7 +130,8 @@ class _Plan:
             numbers += f" instead of {byte_text(before)}" if after < before else ", no less than all at once"
             because = self._because(i)
             if after > self.budget.bytes and i in self.solved:
-                because = f"no chunk of this axis alone fits the budget of {byte_text(self.budget.bytes)}, and this takes least"
+                limit = byte_text(self.budget.bytes)
+                because = f"no chunk of this axis alone fits the budget of {limit}, and this takes least"
             final[i] = in_chunks(spec, self.limits[i], because, numbers)
         return tuple(final)
 

@@ -1,10 +1,13 @@
 """A budget of memory."""
 
 import dataclasses
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, Literal
 
-from xtrax.tiling._check import check_callable, check_int, check_names
+from xtrax.tiling._check import check_bool, check_callable, check_int, check_names
+from xtrax.tiling._compiled_budget import CompiledEstimate
 from xtrax.tiling._spec import AxisDecision
+from xtrax.tiling.estimators import device_memory_budget
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,3 +48,58 @@ class MemoryBudget:
     def solves(self, name: str) -> bool:
         """Whether the chunk of this axis is chosen by the estimate, once it is demoted."""
         return self.solve if isinstance(self.solve, bool) else name in self.solve
+
+    @classmethod
+    def for_function(
+        cls,
+        fn: Callable[..., Any],
+        *abstract_args: Any,
+        axes: Sequence[str | Sequence[str] | None] | None = None,
+        bytes: int | Literal["device"] = "device",
+        batched: bool = False,
+    ) -> "MemoryBudget":
+        """A budget by the compiler's account of the program that runs `fn`, compiled at the chunk sizes in question.
+
+        What counts is all that the program needs at once: arguments, arrays that `fn` holds or closes over, outputs
+        and temporaries. Only the temporaries move with the chunks, so a budget below the rest cannot be met. A demoted
+        axis gets the largest chunk that fits (`solve=True`): two compiles, with 16 and 128 elements at once, give the
+        line that memory follows, and one more confirms the size that it leads to. Nothing is run.
+
+        Args:
+            fn: a function of one element, estimated as `execute_plan` runs it; with `batched`, of a batch whose
+                elements are independent, estimated as `tiled_apply` runs it, along one axis.
+            *abstract_args: its arguments as they are run, with all elements of every axis: pytrees of arrays or
+                `jax.ShapeDtypeStruct`.
+            axes: for each argument the names of its leading axes, outermost first, or None if it has none, as of
+                `execute_plan`; None where every argument has the one axis that is planned.
+            bytes: the most that the plan may take, or `"device"` for `device_memory_budget()`.
+            batched: whether `fn` takes a batch.
+
+        Returns:
+            A budget for `BatchPlanner`. It keeps what it compiled, so planning again compiles nothing again.
+
+        Raises:
+            TypeError: `fn` is not callable, a leaf has no shape and dtype, or an argument of the wrong type.
+            ValueError: no arguments, or `bytes` below 1 or another text than "device". When it is planned: sizes that
+                are not the cardinalities of the specs, a `Bucket` axis, or several axes of a batched function.
+            RuntimeError: the memory of the device is not known.
+
+        >>> import jax
+        >>> from xtrax.tiling import AxisSpec, BatchPlanner
+        >>> xs = jax.ShapeDtypeStruct((100_000, 32), "float32")
+        >>> pairs = lambda x: (x[:, None] * x[None, :]).sum(0).cumsum()
+        >>> budget = MemoryBudget.for_function(pairs, xs, bytes=30_000_000)
+        >>> plan = BatchPlanner(budget=budget).plan([AxisSpec("batch", 100_000, 32)])
+        >>> plan.memory.fits, plan.memory.compiles <= 4
+        (True, True)
+        """
+        check_callable("fn", fn, "one element of each argument" if not batched else "a batch of each argument")
+        check_bool("batched", batched)
+        if not abstract_args:
+            raise ValueError("for_function needs the arguments of fn, with all elements, but got none.")
+        if isinstance(bytes, str):
+            if bytes != "device":
+                raise ValueError(f'bytes must be a number or "device", but is {bytes!r}; 2 GB is 2 * 10**9.')
+            bytes = device_memory_budget()
+        limit = check_int("bytes", bytes, 1)
+        return cls(limit, CompiledEstimate(fn, abstract_args, axes, batched), solve=True)

@@ -5,10 +5,10 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, TypeAlias
 
 import jax
-from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from xtrax.tiling._check import check_callable, check_name
 from xtrax.tiling._host_memory import host_memory_limit
+from xtrax.tiling._programs import Program, as_abstract, compiled_bytes
 from xtrax.tiling._spec import AxisSpec
 
 Axes: TypeAlias = Sequence[str | Collection[str] | None]
@@ -63,7 +63,7 @@ def lowered_memory_estimate(fn: Callable[..., Any], *abstract_args: Any) -> int:
         *abstract_args: its arguments, pytrees whose leaves are arrays or `jax.ShapeDtypeStruct`.
 
     Returns:
-        Bytes of arguments, outputs and temporaries.
+        Bytes of arguments, outputs and temporaries, less what outputs take over from arguments.
 
     Raises:
         TypeError: `fn` is not callable, or a leaf has no shape and dtype.
@@ -73,18 +73,7 @@ def lowered_memory_estimate(fn: Callable[..., Any], *abstract_args: Any) -> int:
     800
     """
     check_callable("fn", fn, "(*abstract_args) -> outputs")
-    abstract = _abstract(abstract_args)
-    # Arrays in fn become arguments: compiled in, they would be counted nowhere, and would slow the compiler down.
-    traced = jax.make_jaxpr(lambda *args: fn(*args))(*abstract)
-    consts = [jax.ShapeDtypeStruct(const.shape, const.dtype) for const in traced.consts]
-
-    def call(consts: list[jax.Array], leaves: list[jax.Array]) -> list[jax.Array]:
-        return jaxpr_as_fun(ClosedJaxpr(traced.jaxpr, consts))(*leaves)
-
-    analysis = jax.jit(call).lower(consts, jax.tree.leaves(abstract)).compile().memory_analysis()
-    if analysis is None:
-        raise RuntimeError(f"the {jax.default_backend()} backend does not analyse the memory of compiled programs.")
-    return analysis.argument_size_in_bytes + analysis.output_size_in_bytes + analysis.temp_size_in_bytes
+    return compiled_bytes(Program.of(fn, as_abstract(abstract_args)).compile())
 
 
 def memory_estimator(
@@ -112,7 +101,7 @@ def memory_estimator(
     80000
     """
     check_callable("fn", fn, "(*abstract_args) -> outputs")
-    elements = _abstract(abstract_args)
+    elements = as_abstract(abstract_args)
     if not elements:
         raise ValueError("memory_estimator needs the arguments of fn for one element, but got none.")
     named = _check_axes(axes, len(elements))
@@ -130,21 +119,6 @@ def memory_estimator(
         return known[key]
 
     return estimate
-
-
-def _abstract(args: Sequence[Any]) -> list[Any]:
-    """The arguments with every leaf as a `ShapeDtypeStruct`."""
-    abstract: list[Any] = []
-    for i, arg in enumerate(args):
-        leaves, treedef = jax.tree.flatten(arg)
-        for leaf in leaves:
-            if isinstance(leaf, type) or not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
-                raise TypeError(
-                    f"abstract_args[{i}] must hold arrays or jax.ShapeDtypeStruct, but has the leaf {leaf!r} "
-                    f"({type(leaf).__name__}); close over what is no array."
-                )
-        abstract.append(treedef.unflatten([jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]))
-    return abstract
 
 
 def _stacked(arg: Any, size: int) -> Any:

@@ -1,0 +1,101 @@
+"""The memory of a plan by the compiler's account of the program that runs it."""
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+from xtrax.tiling._axes import resolve_axes
+from xtrax.tiling._chunked import map_chunks
+from xtrax.tiling._layout import Chunks
+from xtrax.tiling._programs import Program, as_abstract, compiled_bytes
+from xtrax.tiling._spec import AxisDecision
+from xtrax.tiling.iterator import SafeMapIterator
+from xtrax.tiling.strategy import Bucket, SafeMap, Vmap
+
+
+class CompiledEstimate:
+    """`decisions -> bytes`: arguments, outputs and temporaries of the program that runs a function by them.
+
+    Args:
+        fn: a function of one element, or with `batched` of a batch.
+        args: its arguments as they are run, with all elements.
+        axes: as of `execute_plan`.
+        batched: whether `fn` takes a batch.
+    """
+
+    def __init__(self, fn: Callable[..., Any], args: Sequence[Any], axes: Any = None, batched: bool = False) -> None:
+        """Keep the shapes of the arguments; nothing is traced yet."""
+        self.fn = fn
+        self.args = as_abstract(args)
+        self.axes = axes
+        self.batched = batched
+        self.known: dict[Hashable, int] = {}
+
+    @property
+    def compiles(self) -> int:
+        """How many programs were compiled."""
+        return len(self.known)
+
+    def __call__(self, decisions: tuple[AxisDecision, ...]) -> int:
+        """Bytes of the plan with these decisions, compiled once for those that lead to one program."""
+        key = tuple(_signature(decision) for decision in decisions)
+        if key not in self.known:
+            for decision in decisions:
+                if isinstance(decision.strategy, Bucket):
+                    raise ValueError(
+                        f"axis {decision.spec.name!r} is a Bucket, whose batches are made up on the host, one program "
+                        "for each boundary; plan the other axes under the budget, with arguments of the largest one."
+                    )
+            run = self._batched(decisions) if self.batched else self._of_elements(decisions)
+            self.known[key] = compiled_bytes(Program.of(run, self.args).compile())
+        return self.known[key]
+
+    def _of_elements(self, decisions: tuple[AxisDecision, ...]) -> Callable[..., Any]:
+        return lambda *args: _nest(self.fn, decisions, args, self.axes)
+
+    def _batched(self, decisions: tuple[AxisDecision, ...]) -> Callable[..., Any]:
+        if len(decisions) != 1 or not isinstance(decisions[0].strategy, (Vmap, SafeMap)):
+            found = ", ".join(f"{d.spec.name!r}: {type(d.strategy).__name__}" for d in decisions) or "none"
+            raise ValueError(
+                f"a function of a batch is run along one axis, all at once or in chunks, but the plan has {found}; "
+                "pass a function of one element, and batched=False."
+            )
+        spec, limit = decisions[0].spec, decisions[0].batch_size
+        entries = [0 if _has(entry, spec.name) else None for entry in self.axes or [spec.name] * len(self.args)]
+
+        def run(*args: Any) -> Any:
+            axes = resolve_axes(args, tuple(entries))
+            if axes.size != spec.cardinality:
+                raise ValueError(
+                    f"axis {spec.name!r} has cardinality {spec.cardinality}, but the arguments of for_function have "
+                    f"{axes.size} elements; give them as they are run, with all elements."
+                )
+            chunks = Chunks.balanced(axes.size, max(limit, 1))
+            return map_chunks(axes.of_mapped(lambda xs: self.fn(*xs)), axes.mapped, axes.mapped_axes, chunks)
+
+        return run
+
+
+def _nest(fn, decisions, args, axes):
+    axes = axes or [tuple(d.spec.name for d in decisions)] * len(args)
+    if not decisions:
+        return fn(*args)
+    axes = [() if e is None else (e,) if isinstance(e, str) else tuple(e) for e in axes]
+    name = decisions[0].spec.name
+    in_axes = tuple(e.index(name) if name in e else None for e in axes)
+    rest = [tuple(n for n in e if n != name) for e in axes]
+    it = SafeMapIterator(max(decisions[0].batch_size, 1))
+    return it(lambda xs: _nest(fn, decisions[1:], xs, rest), args, in_axes)
+
+
+def _has(entry: Any, name: str) -> bool:
+    return entry == name or (entry is not None and not isinstance(entry, str) and name in entry)
+
+
+def _signature(decision: AxisDecision) -> Hashable:
+    """Equal for decisions that lead to one program: chunks are told apart by how they come out."""
+    strategy, spec = decision.strategy, decision.spec
+    if isinstance(strategy, SafeMap):
+        return spec.name, spec.cardinality, Chunks.balanced(spec.cardinality, strategy.batch_size).size
+    if isinstance(strategy, Vmap):
+        return spec.name, spec.cardinality, spec.cardinality
+    return spec.name, spec.cardinality, strategy
