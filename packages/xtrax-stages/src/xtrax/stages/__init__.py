@@ -23,6 +23,7 @@ from xtrax.stages.graph import (
     load_graph,
     validate_graph,
 )
+from xtrax.stages.host import HostSink, HostTap
 from xtrax.stages.topology import PlanTopologyError, axis_boundaries_by_name, validate_plan_topology
 
 __all__ = [
@@ -36,6 +37,8 @@ __all__ = [
     "Generator",
     "GraphError",
     "GraphValidationResult",
+    "HostSink",
+    "HostTap",
     "IoCallbackSignatureError",
     "NodeFailure",
     "NodeMetadata",

@@ -4,8 +4,12 @@ from collections.abc import Callable
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import equinox as eqx
+import jax
 
-__all__ = ["AxisBoundary", "BoundaryCallable", "Fuse", "Sink", "Tap"]
+from xtrax.stages.host import HostSink, HostTap
+from xtrax.tiling.reducers import Reducer, as_reducer
+
+__all__ = ["AxisBoundary", "BoundaryCallable", "Fuse", "HostSink", "HostTap", "Sink", "Tap"]
 
 BoundaryCallable: TypeAlias = Callable[[Any], Any]
 """Any callable of one argument: a plain function serves as a `Fuse`, or as a `Tap` or `Sink` without order."""
@@ -16,6 +20,7 @@ class Fuse(Protocol):
     """Reduces the stacked outputs of an axis: `(n, ...) -> anything`.
 
     A pure JAX function of a pytree whose leaves have the axis in front. It runs inside the trace, once, after the axis.
+    A `xtrax.tiling.reducers.Reducer` takes its place where the outputs are not to be stacked.
 
     Example:
         >>> import jax.numpy as jnp
@@ -96,6 +101,14 @@ class Sink(Protocol):
         ...
 
 
+def _combined(fuse: Any) -> Any:
+    """One reducer of a pytree of them; anything else as it is."""
+    if callable(fuse) or isinstance(fuse, Reducer):
+        return fuse
+    leaves = jax.tree.leaves(fuse)
+    return as_reducer(fuse) if leaves and all(isinstance(leaf, Reducer) for leaf in leaves) else fuse
+
+
 class AxisBoundary(eqx.Module):
     """What happens at the edge of one axis, after the function that is mapped over it.
 
@@ -106,9 +119,10 @@ class AxisBoundary(eqx.Module):
     another boundary of the same callables.
 
     Args:
-        fuse: `Fuse`, or None.
-        tap: `Tap`, or None.
-        sink: `Sink`, or None.
+        fuse: `Fuse`, or None; or a `xtrax.tiling.reducers.Reducer` (or a pytree of them, a prefix of the output), which
+            takes the outputs chunk by chunk, so that they are never stacked.
+        tap: `Tap` or `HostTap`, or None.
+        sink: `Sink` or `HostSink`, or None.
 
     Raises:
         TypeError: If one of them is neither None nor callable, if its `ordered` or `batchable` is not a bool, or if it
@@ -123,7 +137,7 @@ class AxisBoundary(eqx.Module):
         []
     """
 
-    fuse: Fuse | BoundaryCallable | None = eqx.field(static=True, default=None)
+    fuse: Fuse | BoundaryCallable | Reducer | None = eqx.field(static=True, default=None, converter=_combined)
     tap: Tap | BoundaryCallable | None = eqx.field(static=True, default=None)
     sink: Sink | BoundaryCallable | None = eqx.field(static=True, default=None)
 
@@ -133,7 +147,8 @@ class AxisBoundary(eqx.Module):
             value = getattr(self, role)
             if value is None:
                 continue
-            if isinstance(value, type) or not callable(value):
+            streamed = role == "fuse" and isinstance(value, Reducer)
+            if isinstance(value, type) or not (streamed or callable(value)):
                 raise TypeError(
                     f"AxisBoundary: {role} must be a callable of one argument or None; found {value!r}. "
                     + ("Pass an instance of the class." if isinstance(value, type) else "Pass a function.")

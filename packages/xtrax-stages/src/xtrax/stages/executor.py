@@ -1,21 +1,24 @@
 """Run one axis of a plan, with what happens at its edge."""
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 
-from xtrax.stages._effects import emit, emit_lanes, has_effects, is_batchable, is_ordered
+from xtrax.stages._axis_run import Axis, run_map, run_scan
+from xtrax.stages._effects import host_records, thread_result
 from xtrax.stages._errors import ExecutorError
+from xtrax.stages._host_call import NO_TOKEN
+from xtrax.stages._host_record import outside_traces, run_watched
+from xtrax.stages._place import Place
 from xtrax.stages.boundaries import AxisBoundary
-from xtrax.tiling import axis_dispatch, safe_scan
 from xtrax.tiling.strategy import AxisStrategy, Bucket, DedupGather, SafeMap, Scan, Vmap, WhileCarry
 
 __all__ = ["ExecutorError", "execute_map_axis", "execute_scan_axis"]
 
 _Carry = TypeVar("_Carry")
+_T = TypeVar("_T")
 
 _HOW_TO_RUN: tuple[tuple[type, str], ...] = (
     (Scan, "it carries a state from element to element: use execute_scan_axis"),
@@ -88,17 +91,12 @@ def execute_map_axis(
         raise TypeError(f"strategy must be a Vmap, SafeMap or DedupGather of xtrax.tiling; found {strategy!r}")
     n = _axis_size(xs)
     xs = jax.tree.map(jnp.asarray, xs)
-    if isinstance(strategy, SafeMap) and strategy.batch_size == 1 and (has_effects(boundary) or _fires(fn, xs)):
-        ys = _map_elements(fn, xs, boundary)
-    elif isinstance(strategy, SafeMap) and n > strategy.batch_size and (has_effects(boundary) or _fires(fn, xs)):
-        ys = _map_chunks(lambda chunk: emit_lanes(boundary, jax.vmap(fn)(chunk)), xs, n, strategy.batch_size)
-    elif isinstance(strategy, DedupGather):
-        ys = _map_distinct(fn, xs, strategy, boundary)
-    else:
-        if isinstance(strategy, Vmap):
-            _refuse_order(boundary)
-        ys = emit_lanes(boundary, axis_dispatch(strategy, fn, xs))
-    return ys if boundary is None or boundary.fuse is None else boundary.fuse(ys)
+    axis = Axis(lambda x, place: (fn(x), NO_TOKEN), boundary, Place(), "", guard=True)
+
+    def call() -> Any:
+        return thread_result(*run_map(axis, xs, strategy, n))
+
+    return _outermost(call, boundary, xs)
 
 
 def execute_scan_axis(
@@ -134,68 +132,27 @@ def execute_scan_axis(
         (10, 10)
     """
     _check_call("fn", fn, boundary)
-    _axis_size(xs)
+    n = _axis_size(xs)
 
-    def step(carry: _Carry, x: Any) -> tuple[_Carry, Any]:
+    def step(carry: _Carry, x: Any, place: Place) -> tuple[_Carry, Any, Any]:
         result = fn(carry, x)
         if not isinstance(result, tuple) or len(result) != 2:
             raise TypeError(f"fn must return a pair (carry, y); it returned {type(result).__name__}")
-        carry, y = result
-        return carry, y if boundary is None else emit(boundary, y)
+        return *result, NO_TOKEN
 
-    carry, ys = safe_scan(step, init, xs)
-    return carry, ys if boundary is None or boundary.fuse is None else boundary.fuse(ys)
+    axis = Axis(lambda x, place: (x, NO_TOKEN), boundary, Place(), "")
 
+    def call() -> tuple[_Carry, Any]:
+        carry, ys, token = run_scan(axis, step, init, xs, n)
+        return thread_result((carry, ys), token)
 
-def _fires(fn: Callable[[Any], Any], xs: Any) -> bool:
-    """Whether a function of one element has side effects of its own, as one that runs an inner axis may."""
-    element = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), xs)
-    return bool(jax.make_jaxpr(fn)(element).effects)
+    return _outermost(call, boundary, (init, xs))
 
 
-def _map_distinct(fn: Callable[[Any], Any], xs: Any, strategy: DedupGather, boundary: AxisBoundary | None) -> Any:
-    """Map over the distinct elements, and pass the result of each original position through the boundary."""
-    if _fires(fn, xs):
-        raise ExecutorError(
-            "fn has side effects, and on a DedupGather axis they would fire for each distinct element, and again for "
-            "the padding, instead of for each element. Put them into the boundary of the axis, or map it by SafeMap."
-        )
-    if not has_effects(boundary) or strategy.gather_fn is not None:
-        return emit_lanes(boundary, axis_dispatch(strategy, fn, xs))
-    # Each position takes its result as its turn comes, so that what a sink takes is not stacked for all of them.
-    distinct = axis_dispatch(dataclasses.replace(strategy, gather_fn=lambda ys, index_map: ys), fn, xs)
-    index_map = jnp.asarray(strategy.index_map)
-    return emit_lanes(boundary, index_map, lambda i: jax.tree.map(lambda y: y[i], distinct))
-
-
-def _map_elements(fn: Callable[[Any], Any], xs: Any, boundary: AxisBoundary | None) -> Any:
-    """Map over the axis one element at a time, `fn` without `jax.vmap`, under which JAX refuses ordered effects."""
-
-    def of_element(x: Any) -> Any:
-        # The boundary gets a stack of one, since a callable with a batching rule may have its effects in that rule.
-        stack = jax.tree.map(lambda y: jnp.asarray(y)[None], fn(x))
-        return jax.tree.map(lambda y: y[0], emit_lanes(boundary, stack))
-
-    return jax.lax.map(of_element, xs)
-
-
-def _map_chunks(run: Callable[[Any], Any], xs: Any, n: int, batch_size: int) -> Any:
-    """Map a function of a chunk over the axis; the last chunk is shorter where `batch_size` does not divide it.
-
-    The chunks of xtrax.tiling overlap instead, which would repeat the effects of the elements that they share.
-    """
-    whole = n - n % batch_size
-    parts = []
-
-    def run_at(start: jax.Array) -> Any:
-        # Slicing inside the loop copies no more than a chunk; splitting xs beforehand would copy all of it.
-        return run(jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, start, batch_size), xs))
-
-    outputs = jax.lax.map(run_at, jnp.arange(0, whole, batch_size))
-    parts.append(jax.tree.map(lambda y: y.reshape(whole, *y.shape[2:]), outputs))
-    if whole < n:
-        parts.append(run(jax.tree.map(lambda x: x[whole:], xs)))
-    return parts[0] if len(parts) == 1 else jax.tree.map(lambda *ys: jnp.concatenate(ys), *parts)
+def _outermost(call: Callable[[], _T], boundary: AxisBoundary | None, arguments: Any) -> _T:
+    """Make the call; where it is not part of a trace, wait for its host functions and raise what they raise."""
+    records = host_records(boundary)
+    return run_watched(call, records) if records and outside_traces(arguments) else call()
 
 
 def _check_call(argument: str, fn: Any, boundary: Any) -> None:
@@ -222,13 +179,3 @@ def _axis_size(xs: Any) -> int:
         found = ", ".join(f"{name} has {size}" for size, name in sizes.items())
         raise ExecutorError(f"the leaves of xs differ in the size of the leading axis: {found}")
     return next(iter(sizes))
-
-
-def _refuse_order(boundary: AxisBoundary | None) -> None:
-    for role in ("tap", "sink"):
-        effect = getattr(boundary, role, None)
-        if is_ordered(effect) and not is_batchable(effect):
-            raise ExecutorError(
-                f"the {role} is ordered, and Vmap runs all elements at once. Use SafeMap, whose chunks keep their "
-                f"size, or execute_scan_axis, or make the {role} unordered."
-            )

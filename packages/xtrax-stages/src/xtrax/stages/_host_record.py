@@ -1,0 +1,132 @@
+"""What the calls of a host function did, and what it raised."""
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import jax
+
+from xtrax.stages._errors import ExecutorError
+
+_T = TypeVar("_T")
+
+
+class HostRun:
+    """One outermost call of xtrax: how many rows its host functions took, and the first exception that one raised."""
+
+    def __init__(self) -> None:
+        self.thread = threading.get_ident()
+        self.failure: BaseException | None = None
+        self.fired: dict[int, int] = {}
+
+
+class HostCallError(RuntimeError):
+    """A host function raised, in a call that the user's own program makes; the text says what and where."""
+
+
+class HostRecord:
+    """The state of one host function: its calls never overlap, and stop once the run that they belong to has failed."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+        self._lock = threading.Lock()
+        self.run: HostRun | None = None
+
+    def call(self, hand_over: Callable[[Callable[[str], None]], None], rows: int) -> None:
+        """Run `hand_over`, which says by its argument which element is next.
+
+        Raises:
+            HostCallError: If it raises, with its text and the element; or, in a run that has failed already.
+        """
+        where = [""]
+
+        def report(element: str) -> None:
+            where[0] = element
+
+        with self._lock:
+            run = self.run
+            if run is not None and run.failure is not None:
+                raise HostCallError("not called, because a host function of this run has raised")
+            try:
+                hand_over(report)
+            except BaseException as error:  # what stops the run is raised again, where the run was started
+                note = f"raised by the function of a {self._kind}, at {where[0]}"
+                error.add_note(note)
+                if run is not None and run.failure is None:
+                    run.failure = error
+                # JAX passes on the text of what is raised here, and neither its notes nor its cause.
+                raise HostCallError(f"{type(error).__name__}: {error} ({note})") from error
+            if run is not None:
+                run.fired[id(self)] = run.fired.get(id(self), 0) + rows
+
+
+def run_watched(
+    call: Callable[[], _T], records: Sequence[HostRecord], expected: Mapping[HostRecord, int] | None = None
+) -> _T:
+    """Make an outermost call: wait for its effects, and raise what a host function raised.
+
+    Args:
+        call: What runs the program. It is not inside a trace.
+        records: Those of the host functions that the program calls.
+        expected: How many rows each must have taken at the end.
+
+    Returns:
+        What `call` returns, ready.
+
+    Raises:
+        ExecutorError: If a host function took fewer or more rows than expected, or is in use by another thread.
+        BaseException: Whatever a host function raised, with a note of the axis and element.
+    """
+    with _watch(records) as run:
+        try:
+            result = jax.block_until_ready(call())
+            jax.effects_barrier()
+        except Exception:
+            if run.failure is None:
+                raise
+        if run.failure is not None:
+            _settle()
+            raise run.failure from None
+        for record, rows in (expected or {}).items():
+            fired = run.fired.get(id(record), 0)
+            if fired != rows:
+                raise ExecutorError(
+                    f"a host function took {fired} elements where {rows} were due: effects were lost or repeated. "
+                    "JAX drops effects in loops that are differentiated; record in a separate forward pass."
+                )
+        return result
+
+
+@contextmanager
+def _watch(records: Sequence[HostRecord]) -> Iterator[HostRun]:
+    run = HostRun()
+    mine: list[HostRecord] = []
+    try:
+        for record in dict.fromkeys(records):
+            if record.run is None:
+                record.run = run
+                mine.append(record)
+            elif record.run.thread != run.thread:
+                raise ExecutorError(
+                    "a HostTap or HostSink is in use by a call in another thread; give each its own, or wait"
+                )
+        yield run
+    finally:
+        for record in mine:
+            record.run = None
+
+
+def _settle() -> None:
+    """Wait until the effects of a failed program are over; they fail as it did."""
+    try:
+        jax.effects_barrier()
+    except jax.errors.JaxRuntimeError:
+        # The barrier repeats the failure whose original exception is about to be raised.
+        return
+
+
+def outside_traces(*trees: Any) -> bool:
+    """Whether a call with these arguments runs at once, instead of being traced into a program of the user's."""
+    values = [*jax.tree.leaves(trees), jax.numpy.zeros(())]  # under jax.jit even a constant is traced
+    return not any(isinstance(value, jax.core.Tracer) for value in values)

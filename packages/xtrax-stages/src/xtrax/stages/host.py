@@ -1,0 +1,185 @@
+"""Taps and sinks made of plain Python functions of numpy arrays."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from xtrax.stages._errors import ExecutorError
+from xtrax.stages._host_call import fire_lanes, thread_token
+from xtrax.stages._host_record import HostRecord
+
+__all__ = ["HostSink", "HostTap"]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class HostTap:
+    """Passes values on unchanged, and shows them to a plain Python function on the host.
+
+    It may be the tap of an `AxisBoundary`, or be called inside any JAX function. It has a batching rule: under
+    `jax.vmap`, and any nest of maps and loops, all lanes reach the function by one call, so that it works at full
+    speed on every kind of axis, in order. For derivatives it is the identity, and fires once for each evaluation, with
+    the primal values.
+
+    The function owns the numpy arrays that it is given. Typed keys arrive as their key data, bfloat16 as the dtype of
+    `ml_dtypes`. It must not call JAX, and blocks the computation while it runs: hand slow work to a thread. Its calls
+    never overlap.
+
+    Called directly, it is alive through the value that it returns: use that value, since JAX drops effects that nothing
+    depends on from a loop that is differentiated. JAX refuses host callbacks in `cond` and `while_loop` under
+    `jax.vmap`, and under a differentiated `jax.checkpoint`; say `where=` instead of putting the call into a `cond`.
+
+    Args:
+        fn: With `batched`, `fn(values, index)`: leaves `(n, ...)`, and int64 `(n, d)`, where each row lies in each of
+            the d enclosing axes, the outermost first, the rows in the order of their effects. Without,
+            `fn(value, index)`: one element, and a tuple of d ints. Called outside an executor, the axes are the `jax.vmap`s around the
+            call. What it returns is ignored.
+        ordered: Whether its calls occur in the order of the program.
+        batched: Whether `fn` takes all rows of a call at once.
+
+    Raises:
+        TypeError: If `fn` is not callable, or a flag is not a bool.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from xtrax.stages import HostTap
+        >>> seen = []
+        >>> tap = HostTap(lambda value, index: seen.append((index, float(value))), ordered=True, batched=False)
+        >>> jax.vmap(lambda x: 2 * tap(x * x))(jnp.arange(3.0)).tolist()
+        [0.0, 2.0, 8.0]
+        >>> jax.effects_barrier()
+        >>> seen
+        [((0,), 0.0), ((1,), 1.0), ((2,), 4.0)]
+    """
+
+    fn: Callable[[Any, Any], Any]
+    ordered: bool = False
+    batched: bool = True
+    record: HostRecord = dataclasses.field(default_factory=lambda: HostRecord("HostTap"), init=False, repr=False)
+
+    batchable: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        """Check the arguments."""
+        _check(self)
+
+    def __call__(self, value: Any, /, *, where: Any = None) -> Any:
+        """Show a value to the host function, and return it.
+
+        Args:
+            value: A pytree of arrays.
+            where: A bool scalar, which may be traced: whether this element is shown. None shows it.
+
+        Returns:
+            The same value, as JAX arrays.
+
+        Raises:
+            TypeError: If `value` holds something else than arrays, or `where` is not a bool scalar.
+        """
+        value = _arrays("HostTap", value)
+        return thread_token(value, _fire(self, value, where))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class HostSink:
+    """Takes values out of the pipeline, and gives them to a plain Python function on the host.
+
+    As `HostTap`, but it returns None: an axis with a sink and no fuse yields nothing. Since nothing then depends on it,
+    one that is called directly cannot be differentiated; executors keep it alive themselves. Called directly in a loop
+    that is differentiated, on values that are not, it is dropped by JAX without notice: use a `HostTap` there.
+
+    Args:
+        fn: As of `HostTap`.
+        ordered: As of `HostTap`.
+        batched: As of `HostTap`.
+
+    Raises:
+        TypeError: If `fn` is not callable, or a flag is not a bool.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from xtrax.stages import AxisBoundary, HostSink, execute_map_axis
+        >>> from xtrax.tiling import SafeMap
+        >>> calls = []
+        >>> sink = HostSink(lambda values, index: calls.append((values.tolist(), index[:, 0].tolist())), ordered=True)
+        >>> execute_map_axis(lambda x: x * x, jnp.arange(5), SafeMap(2), AxisBoundary(sink=sink))
+        >>> calls
+        [([0, 1], [0, 1]), ([4, 9], [2, 3]), ([16], [4])]
+    """
+
+    fn: Callable[[Any, Any], Any]
+    ordered: bool = False
+    batched: bool = True
+    record: HostRecord = dataclasses.field(default_factory=lambda: HostRecord("HostSink"), init=False, repr=False)
+
+    batchable: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        """Check the arguments."""
+        _check(self)
+
+    def __call__(self, value: Any, /, *, where: Any = None) -> None:
+        """Give a value to the host function.
+
+        Args:
+            value: A pytree of arrays.
+            where: A bool scalar, which may be traced: whether this element is given. None gives it.
+
+        Raises:
+            ExecutorError: If it is differentiated.
+            TypeError: If `value` holds something else than arrays, or `where` is not a bool scalar.
+        """
+        _fire(self, refuse_derivatives(_arrays("HostSink", value)), where)
+
+
+@jax.custom_jvp
+def refuse_derivatives(value: Any) -> Any:
+    """The same value, which may not be differentiated."""
+    return value
+
+
+@refuse_derivatives.defjvp
+def _(primals: Any, tangents: Any) -> Any:
+    raise ExecutorError(
+        "a HostSink lies in a function that is differentiated, where JAX may drop its effects silently, since nothing "
+        "depends on them. Use a HostTap and what it returns, or give the sink to execute_scan_axis or execute_plan, or "
+        "differentiate the function without it and record in a separate forward pass."
+    )
+
+
+def _check(effect: HostTap | HostSink) -> None:
+    kind = type(effect).__name__
+    if isinstance(effect.fn, type) or not callable(effect.fn):
+        raise TypeError(f"{kind}: fn must be a function of (values, index) on the host; found {effect.fn!r}")
+    for flag in ("ordered", "batched"):
+        if not isinstance(getattr(effect, flag), bool):
+            raise TypeError(f"{kind}: {flag} must be True or False; found {getattr(effect, flag)!r}")
+
+
+def _arrays(kind: str, value: Any) -> Any:
+    def array(path: Any, leaf: Any) -> jax.Array:
+        try:
+            return jnp.asarray(leaf)
+        except TypeError as error:
+            raise TypeError(
+                f"{kind}: value{jax.tree_util.keystr(path)} must be an array; found {type(leaf).__name__}. Close over "
+                "what is not an array in the host function."
+            ) from error
+
+    return jax.tree_util.tree_map_with_path(array, value)
+
+
+def _fire(effect: HostTap | HostSink, value: Any, where: Any) -> jax.Array:
+    """Call the host with one element, numbered by the lanes of the vmaps around the call alone."""
+    kind = type(effect).__name__
+    if where is not None:
+        shape, dtype = jnp.shape(where), jnp.result_type(where)
+        if shape != () or dtype != jnp.bool_:
+            raise TypeError(
+                f"{kind}: where must be a bool scalar or None; found {dtype}{list(shape)}. Inside jax.vmap "
+                "it is one bool for each lane; to mask parts of a value, do so in the host function."
+            )
+        where = jnp.asarray(where)[None]
+    return fire_lanes(effect, jax.tree.map(lambda leaf: leaf[None], value), jnp.zeros((1, 0), jnp.int32), where)
