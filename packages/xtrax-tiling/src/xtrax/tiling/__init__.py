@@ -24,6 +24,7 @@ from xtrax.tiling.iterator import (
     safe_scan,
 )
 from xtrax.tiling.plan import AxisDecision, AxisSpec, BatchPlan, BatchPlanner, MemoryBudget, PlanMemory
+from xtrax.tiling.reducers import Reducer
 from xtrax.tiling.roles import AxisRole
 from xtrax.tiling.strategy import (
     AxisStrategy,
@@ -62,6 +63,7 @@ __all__ = [
     "MapIterator",
     "MemoryBudget",
     "PlanMemory",
+    "Reducer",
     "RemainderWarning",
     "SafeMap",
     "SafeMapIterator",
