@@ -77,6 +77,14 @@ def fsync_tree(path: str | os.PathLike[str]) -> None:
         fsync_directory(folder)
 
 
+def make_folder(folder: Path) -> None:
+    """Make a folder and its parents, durably."""
+    new = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in new:
+        fsync_directory(path.parent)
+
+
 def _fsync(path: str | os.PathLike[str], flags: int) -> None:
     handle = os.open(path, flags)
     try:

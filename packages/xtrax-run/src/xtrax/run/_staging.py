@@ -14,7 +14,7 @@ import numpy as np
 
 from xtrax.run._checks import check_flush_every, check_output_dir, check_run_id, new_run_id
 from xtrax.run._errors import Key, SinkError, some
-from xtrax.run._fsync import fsync_directory
+from xtrax.run._fsync import make_folder
 from xtrax.run._lock import FolderLock
 from xtrax.run._names import check_name, key_path
 from xtrax.run._provenance import collect_provenance
@@ -97,7 +97,7 @@ class BufferedSink:
         self._finalized = False
         self._writer = self._writer_class(self.output_dir)
         try:
-            _make_folder(self.output_dir)
+            make_folder(self.output_dir)
             self._lock = FolderLock(self.output_dir)
             try:
                 self.provenance: dict[str, Any] = self._open(run_id)
@@ -285,11 +285,3 @@ class BufferedSink:
         """Tell of data that nobody saved."""
         if getattr(self, "_buffer", None) and not self._finalized:
             _warn(f"a sink on {self.output_dir} was dropped with unsaved keys: {some(self.keys())}", ResourceWarning)
-
-
-def _make_folder(folder: Path) -> None:
-    """Make a folder and its parents, durably."""
-    new = [path for path in (folder, *folder.parents) if not path.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
-    for path in new:
-        fsync_directory(path.parent)

@@ -4,6 +4,7 @@ import hashlib
 import math
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -12,10 +13,15 @@ import zarr
 
 from xtrax.run._canonical import canonical_json_bytes, normalize_json_value
 from xtrax.run._fsync import fsync_directory, fsync_file, fsync_tree
+from xtrax.run._inspect import Problem, inspect_store
 from xtrax.run._names import HIDDEN
+from xtrax.run._run_files import DamagedRunError
 from xtrax.run._values import RESERVED
 
 __all__ = [
+    "DamagedRunError",
+    "IntegrityReport",
+    "Problem",
     "canonical_json_bytes",
     "fsync_directory",
     "fsync_file",
@@ -23,6 +29,7 @@ __all__ = [
     "normalize_json_value",
     "update_array_digest",
     "update_zarr_node_digest",
+    "verify_store",
     "zarr_content_digest",
 ]
 
@@ -74,6 +81,88 @@ def zarr_content_digest(path: str | os.PathLike[str]) -> str:
     digest = hashlib.sha256()
     update_zarr_node_digest(digest, node)
     return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class IntegrityReport:
+    """What `verify_store` found.
+
+    Attributes:
+        path: The store.
+        run_id: The run.
+        tiles: How many tiles the run has.
+        committed: How many of them are committed.
+        finished: Whether the run is finished: it has a manifest.
+        bytes_checked: Bytes of shards that were read and digested.
+        problems: What is not as it was written; empty if all is well.
+    """
+
+    path: Path
+    run_id: str
+    tiles: int
+    committed: int
+    finished: bool
+    bytes_checked: int
+    problems: tuple[Problem, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether everything that was committed is there, bit for bit."""
+        return not self.problems
+
+    def __str__(self) -> str:
+        """A line for the store and one for each problem."""
+        state = "finished" if self.finished else "unfinished"
+        head = f"{self.path}: run {self.run_id}, {state}, {self.committed} of {self.tiles} tiles committed, "
+        if self.ok:
+            return f"{head}all as written ({self.bytes_checked} bytes)"
+        return "\n".join([f"{head}{len(self.problems)} problems", *(f"  {problem}" for problem in self.problems)])
+
+
+def verify_store(path: str | os.PathLike[str]) -> IntegrityReport:
+    """Check a tiled run's output against what was recorded when it was committed. Changes nothing.
+
+    Every committed shard and state is read and compared with its digest; the commit log, the header and the manifest
+    carry their own. A flipped bit, a truncated or missing file and an edited record are named with their tile. A run
+    that is being written, or was killed, can be checked too: what is not committed does not count.
+
+    Args:
+        path: The `output_dir` of a run by `run_tiled`.
+
+    Returns:
+        What was found; `.ok` says whether all is well.
+
+    Raises:
+        FileNotFoundError: If there is no such folder, or no tiled run in it.
+        DamagedRunError: If the run's header was changed, so that nothing else can be judged.
+
+    Examples:
+        >>> import tempfile, warnings, jax.numpy as jnp, numpy as np
+        >>> from xtrax.run import SinkSpec, run_tiled
+        >>> from xtrax.tiling import AxisSpec
+        >>> folder = tempfile.mkdtemp()
+        >>> with warnings.catch_warnings():
+        ...     warnings.simplefilter("ignore")  # no git repository here
+        ...     report = run_tiled(
+        ...         jnp.sin, np.ones(8), specs=[AxisSpec("n", 8, 8)], sink=SinkSpec(folder), tile_size=4, progress="off"
+        ...     )
+        >>> verify_store(folder).ok
+        True
+    """
+    path = Path(path)
+    if not path.is_dir():
+        raise FileNotFoundError(f"{path} is no folder; give the output_dir of a run by run_tiled")
+    found = inspect_store(path)
+    header = found.header
+    return IntegrityReport(
+        path=path,
+        run_id=header["run_id"],
+        tiles=-(-header["rows"] // header["tile_rows"]),
+        committed=len(found.records.keys() - found.damaged_tiles),
+        finished=found.finished,
+        bytes_checked=found.bytes_checked,
+        problems=found.problems,
+    )
 
 
 def update_zarr_node_digest(digest: Digest, node: zarr.Group | zarr.Array, path: str = "") -> None:

@@ -1,0 +1,348 @@
+"""The appended layout: one growing, sharded array per output, whose rows are there once a line of the log says so.
+
+zarr.json             the root group; its attributes are the run's provenance
+<name>/zarr.json      an array; its length is that of the committed rows without a gap, a few seconds behind
+<name>/c.<tile>...    a shard, the whole of a tile
+.xtrax/run.json       the header: what is computed, how it is cut into tiles; written last when a run is made
+.xtrax/commits.jsonl  the commit log; a tile is committed if, and only if, its line is whole
+.xtrax/state/         carries and reducer states between tiles
+.xtrax/manifest.json  written when all tiles are committed
+"""
+
+import contextlib
+import json
+import logging
+import shutil
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from xtrax.run._commit_log import CommitLog, sealed
+from xtrax.run._errors import SinkError
+from xtrax.run._fsync import fsync_directory, make_folder
+from xtrax.run._inspect import Inspection, inspect_store
+from xtrax.run._json import write_json_atomic
+from xtrax.run._lock import FolderLock
+from xtrax.run._names import HIDDEN
+from xtrax.run._run_files import (
+    COMMITS,
+    FORMAT,
+    HEADER,
+    LAYOUT,
+    MANIFEST,
+    digest_of_file,
+    group_metadata,
+    metadata_of,
+    put_json,
+    read_header,
+    run_root,
+)
+from xtrax.run._shards import PARTIAL, ArraySpec, array_metadata, encode, flush, state_folder, write_tile, write_whole
+
+_GROW_SECONDS = 1.0
+_OTHERS = ("results.jsonl", "results.h5")
+_log = logging.getLogger("xtrax.run")
+
+
+@dataclass(frozen=True)
+class TileData:
+    """A finished tile.
+
+    Attributes:
+        tile: Its number, from 0.
+        arrays: Its rows of each output, `(n, ...)`, on the host.
+        state: The carry or reducer state to be kept with it, or None.
+        about: What else the log keeps of it, such as digests of its inputs.
+    """
+
+    tile: int
+    arrays: Mapping[str, np.ndarray]
+    state: bytes | None
+    about: Mapping[str, Any]
+
+
+class AppendStore:
+    """The store of one run, held by this process alone until `close`.
+
+    Attributes:
+        folder: The root.
+        header: What `run.json` says; None until there is a run.
+        committed: The log's record of each committed tile.
+    """
+
+    def __init__(self, folder: Path):
+        """Make the folder if it is missing, and lock it.
+
+        Raises:
+            ValueError: If it holds output of another layout or format.
+            SinkError: If it cannot be written, or a live writer holds it.
+        """
+        self.folder = folder.absolute()  # a later chdir must not move the output
+        self.header: dict[str, Any] | None = None
+        self.committed: dict[int, dict[str, Any]] = {}
+        self._specs: dict[str, ArraySpec] = {}
+        self._rows_shown: dict[str, int] = {}
+        self._grown_at = 0.0
+        self._log = CommitLog(self.folder / HIDDEN / COMMITS)
+        with self._failing("cannot be opened for writing"):
+            make_folder(self.folder)
+            self._lock = FolderLock(self.folder)
+        try:
+            with self._failing("cannot be read"):
+                self.header = self._load()
+        except BaseException:
+            self._lock.release()
+            raise
+
+    def _load(self) -> dict[str, Any] | None:
+        for name in _OTHERS:
+            if (self.folder / name).exists():
+                raise ValueError(f"{self.folder} already holds {name}; choose another output_dir")
+        header = read_header(self.folder)
+        root = self.folder / "zarr.json"
+        if header is None and root.exists():
+            layout = json.loads(root.read_bytes()).get("attributes", {}).get("layout")
+            if layout != LAYOUT:
+                raise ValueError(
+                    f"{self.folder} holds a Zarr store of the layout {layout!r}, not a tiled run ({LAYOUT!r}); choose "
+                    "another output_dir"
+                )
+        return header
+
+    @property
+    def rows(self) -> int:
+        """Rows of the outermost axis."""
+        return 0 if self.header is None else self.header["rows"]
+
+    @property
+    def tiles(self) -> int:
+        """How many tiles that makes."""
+        return 0 if self.header is None else -(-self.rows // self.header["tile_rows"])
+
+    @property
+    def prefix(self) -> int:
+        """How many tiles are committed before the first that is not."""
+        return next(i for i in range(self.tiles + 1) if i not in self.committed)
+
+    def create(self, header: Mapping[str, Any], specs: Sequence[ArraySpec], provenance: Mapping[str, Any]) -> None:
+        """Start a run, in place of one that committed nothing. A kill in here leaves no run.
+
+        Args:
+            header: What `run.json` keeps: `run_id`, `rows`, `tile_rows`, and whatever the caller compares on resuming.
+            specs: The arrays.
+            provenance: The root's attributes.
+
+        Raises:
+            SinkError: If the disk does not take it.
+        """
+        with self._failing("cannot be written"):
+            self._lock.check()
+            hidden = self.folder / HIDDEN
+            self._unlink(hidden / HEADER, hidden / MANIFEST)
+            if self.header is not None:  # arrays of a run without a committed tile
+                for spec in self._specs.values():
+                    shutil.rmtree(spec.folder(self.folder), ignore_errors=True)
+            shutil.rmtree(state_folder(self.folder), ignore_errors=True)
+            state_folder(self.folder).mkdir()
+            self._log.create()
+            put_json(hidden, group_metadata({}))
+            put_json(self.folder, run_root(header["run_id"], provenance))
+            for spec in specs:
+                self._make_array(spec)
+            flush({hidden, self.folder})
+            full = {
+                "format": FORMAT,
+                **header,
+                "arrays": [spec.to_json() for spec in specs],
+                # As written now: another version of zarr may spell the same metadata otherwise.
+                "metadata": {spec.name: array_metadata(spec, 0) for spec in specs},
+                "provenance": dict(provenance),
+            }
+            write_json_atomic(hidden / HEADER, sealed(json.loads(json.dumps(full))))
+        self.header = read_header(self.folder)
+        self.committed = {}
+        self._use(specs)
+
+    def _make_array(self, spec: ArraySpec) -> None:
+        folder, made = self.folder, {self.folder}
+        for part in spec.name.split("/"):
+            folder = folder / part
+            folder.mkdir(exist_ok=True)
+            made.add(folder)
+            if folder != spec.folder(self.folder) and not (folder / "zarr.json").exists():
+                put_json(folder, group_metadata({}))
+        if spec.tile_rows is not None and not (folder / "zarr.json").exists():
+            put_json(folder, array_metadata(spec, 0))
+        flush(made)
+
+    def _use(self, specs: Sequence[ArraySpec]) -> None:
+        self._specs = {spec.name: spec for spec in specs}
+        self._rows_shown = {spec.name: -1 for spec in specs if spec.tile_rows is not None}
+
+    def recover(self) -> Inspection:
+        """Take up a run that is there: undo what a dead writer left half-done, and check what is committed.
+
+        Nothing that is committed is changed; `repair` gives up what is damaged.
+
+        Returns:
+            What is there, and what is wrong with it.
+
+        Raises:
+            SinkError: If the disk fails.
+        """
+        assert self.header is not None
+        with self._failing("cannot be recovered"):
+            self._use([ArraySpec.from_json(value) for value in self.header["arrays"]])
+            for folder in (self.folder / HIDDEN, state_folder(self.folder), *self._array_folders()):
+                for partial in folder.glob(f"*{PARTIAL}"):
+                    partial.unlink()
+            state_folder(self.folder).mkdir(exist_ok=True)
+            if self._log.path.exists():
+                self._log.load()
+            found = inspect_store(self.folder)
+            self.committed = {tile: record for tile, record in found.records.items() if tile not in found.damaged_tiles}
+        return found
+
+    def repair(self, found: Inspection) -> None:
+        """Give up what `recover` found to be damaged, so that it is computed again."""
+        if not found.problems:
+            return
+        with self._failing("cannot be repaired"):
+            hidden = self.folder / HIDDEN
+            self._unlink(hidden / MANIFEST)  # it speaks of tiles that are about to go
+            for spec in self._specs.values():
+                if spec.tile_rows is not None:
+                    spec.folder(self.folder).mkdir(parents=True, exist_ok=True)
+                    self._make_array(spec)
+            put_json(hidden, group_metadata({}))
+            put_json(self.folder, run_root(self._known["run_id"], self._known["provenance"]))
+            self._grow()  # the rows are hidden before their lines go
+            self._log.replace(self.committed[tile] for tile in sorted(self.committed))
+        for problem in found.problems:
+            _log.warning("%s: %s", self.folder, problem)
+
+    @property
+    def _known(self) -> dict[str, Any]:
+        if self.header is None:
+            raise RuntimeError("there is no run yet")
+        return self.header
+
+    def _array_folders(self) -> list[Path]:
+        return [spec.folder(self.folder) for spec in self._specs.values()]
+
+    def commit(self, tiles: Sequence[TileData]) -> None:
+        """Write tiles and make them durable. After an error none of them is committed.
+
+        Raises:
+            SinkError: If the disk does not take them.
+        """
+        with self._failing("could not be written to"):
+            self._lock.check()
+            records, folders = [], set()
+            for data in tiles:
+                start = time.perf_counter()
+                record, touched = write_tile(self.folder, self._specs, data.tile, data.arrays, data.state)
+                records.append({**record, **data.about, "seconds_writing": round(time.perf_counter() - start, 6)})
+                folders |= touched
+            flush(folders)
+            self._log_records(records)
+
+    def commit_written(self, records: Sequence[dict[str, Any]]) -> None:
+        """Commit tiles whose shards another process has written and flushed."""
+        with self._failing("could not be written to"):
+            self._lock.check()
+            self._log_records(records)
+
+    def _log_records(self, records: Sequence[dict[str, Any]]) -> None:
+        self._log.append(records)
+        self.committed.update((record["tile"], record) for record in records)
+        if self._known.get("sequential"):  # only the last carry is ever read again
+            for tile in range(records[0]["tile"] - 1, records[-1]["tile"]):
+                (state_folder(self.folder) / f"{tile}.bin").unlink(missing_ok=True)
+        if time.monotonic() - self._grown_at > _GROW_SECONDS:
+            self._grow()
+
+    def _grow(self) -> None:
+        """Let the arrays show the rows that are committed without a gap. The log alone decides what is committed."""
+        self._grown_at = time.monotonic()
+        rows = min(self.rows, self.prefix * self._known["tile_rows"])
+        for name, shown in self._rows_shown.items():
+            if rows != shown:
+                folder = self._specs[name].folder(self.folder)
+                put_json(folder, metadata_of(self._known, name, rows))
+                fsync_directory(folder)
+                self._rows_shown[name] = rows
+
+    def state(self, tile: int) -> bytes:
+        """The state that was committed with a tile."""
+        with self._failing("cannot be read"):
+            return (state_folder(self.folder) / f"{tile}.bin").read_bytes()
+
+    @property
+    def finalized(self) -> bool:
+        """Whether the manifest is there."""
+        return (self.folder / HIDDEN / MANIFEST).exists()
+
+    def finalize(self, finals: Mapping[str, np.ndarray]) -> None:
+        """Write what is known only at the end, then the manifest. It may be called again after a kill in it.
+
+        Raises:
+            SinkError: If the disk does not take it.
+        """
+        with self._failing("could not be finalized"):
+            self._lock.check()
+            written = {}
+            for name, values in finals.items():
+                spec = self._specs[name]
+                folder = spec.folder(self.folder)
+                self._make_array(spec)
+                put_json(folder, metadata_of(self._known, name))
+                data = encode(spec, values)
+                if data is not None:
+                    write_whole(folder, spec.shard_name(0), data)
+                    written[name] = {"bytes": data.nbytes, "sha256": digest_of_file(folder / spec.shard_name(0))}
+                fsync_directory(folder)
+            self._grow()
+            manifest = {
+                "format": FORMAT,
+                "run_id": self._known["run_id"],
+                "rows": self.rows,
+                "tiles": self.tiles,
+                "log_sha256": digest_of_file(self._log.path),
+                "finals": written,
+            }
+            write_json_atomic(self.folder / HIDDEN / MANIFEST, sealed(manifest))
+
+    def close(self) -> None:
+        """Show all that is committed, and let other writers in."""
+        try:
+            if self.header is not None and self._lock.held():
+                with contextlib.suppress(OSError):  # the disk may be full; the log knows what is committed
+                    self._grow()
+        finally:
+            self._lock.release()
+
+    def _unlink(self, *paths: Path) -> None:
+        for path in paths:
+            with contextlib.suppress(FileNotFoundError):
+                path.unlink()
+                fsync_directory(path.parent)
+
+    @contextlib.contextmanager
+    def _failing(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except SinkError:
+            raise
+        except OSError as error:
+            safe = len(self.committed)
+            raise SinkError(
+                f"{self.folder} {what}: {error}. {safe} of {self.tiles or '?'} tiles are committed and safe; remove "
+                "the cause and run again with the same run_id to go on from there",
+                path=self.folder,
+                saved=[(tile,) for tile in sorted(self.committed)],
+            ) from error

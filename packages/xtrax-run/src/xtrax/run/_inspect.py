@@ -1,0 +1,207 @@
+"""Everything on the disk of a tiled run against what was written down when it was committed. Changes nothing."""
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from xtrax.run._commit_log import read_log
+from xtrax.run._names import HIDDEN
+from xtrax.run._run_files import (
+    COMMITS,
+    HEADER,
+    DamagedRunError,
+    digest_of_file,
+    group_metadata,
+    metadata_of,
+    read_header,
+    read_manifest,
+    run_root,
+)
+from xtrax.run._shards import ArraySpec, state_folder
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is not as it was written.
+
+    Attributes:
+        path: The file.
+        what: What is wrong with it.
+        tile: The tile that it belongs to, or None.
+        array: The array that it belongs to, or None.
+    """
+
+    path: Path
+    what: str
+    tile: int | None = None
+    array: str | None = None
+
+    def __str__(self) -> str:
+        """A line: tile, array, file, what is wrong."""
+        where = f"tile {self.tile}: " if self.tile is not None else ""
+        return f"{where}{self.path} {self.what}"
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What is on the disk.
+
+    Attributes:
+        header: What `run.json` says.
+        records: The log's record of each tile that it names, by tile.
+        problems: What is wrong.
+        bytes_checked: How much was read and digested.
+        finished: Whether there is a manifest that fits.
+    """
+
+    header: dict[str, Any]
+    records: dict[int, dict[str, Any]]
+    problems: tuple[Problem, ...]
+    bytes_checked: int
+    finished: bool
+
+    @property
+    def damaged_tiles(self) -> frozenset[int]:
+        """The tiles that something is wrong with."""
+        return frozenset(problem.tile for problem in self.problems if problem.tile is not None)
+
+
+def inspect_store(folder: Path) -> Inspection:
+    """Check a run's files. Reads every committed byte.
+
+    Raises:
+        FileNotFoundError: If there is no tiled run.
+        DamagedRunError: If its header cannot be trusted, so that nothing else can be judged.
+    """
+    header = read_header(folder)
+    if header is None:
+        raise FileNotFoundError(f"{folder} holds no tiled run: it has no {HIDDEN}/{HEADER}")
+    specs = [ArraySpec.from_json(value) for value in header["arrays"]]
+    problems: list[Problem] = []
+    records = _records(folder, header, {spec.name for spec in specs if spec.tile_rows is not None}, problems)
+    tiles = sorted(records)
+    by_name = {spec.name: spec for spec in specs}
+
+    def check(tile: int) -> list[Problem]:
+        return list(_tile_problems(folder, header, by_name, records[tile], last=tile == tiles[-1]))
+
+    with ThreadPoolExecutor(2) as pool:  # sha256 lets other threads run
+        for found in pool.map(check, tiles):
+            problems += found
+    rows = min(header["rows"], header["tile_rows"] * next(i for i in range(len(tiles) + 1) if i not in records))
+    finished = _check_manifest(folder, header, by_name, len(tiles), problems)
+    problems += _metadata_problems(folder, header, specs, rows, finished=finished)
+    size = sum(file["bytes"] for record in records.values() for file in record["arrays"].values())
+    return Inspection(header, records, tuple(problems), size, finished)
+
+
+def _records(folder: Path, header: dict[str, Any], names: set[str], problems: list[Problem]) -> dict[int, Any]:
+    path = folder / HIDDEN / COMMITS
+    try:
+        content = read_log(path)
+    except FileNotFoundError:
+        problems.append(Problem(path, "is missing"))
+        return {}
+    for line in content.damaged:
+        problems.append(Problem(path, f"line {line} does not fit its checksum; the tile that it named is given up"))
+    tiles = -(-header["rows"] // header["tile_rows"])
+    records = {}
+    for record in content.records:
+        if not 0 <= record["tile"] < tiles or set(record["arrays"]) != names:
+            problems.append(Problem(path, f"names tile {record['tile']} with arrays {sorted(record['arrays'])}, which "
+                                    f"is not of this run of {tiles} tiles of {sorted(names)}"))  # fmt: skip
+            continue
+        records[record["tile"]] = record
+    return records
+
+
+def _tile_problems(
+    folder: Path, header: dict[str, Any], specs: dict[str, ArraySpec], record: dict[str, Any], *, last: bool
+) -> Iterator[Problem]:
+    tile = record["tile"]
+    for name, file in record["arrays"].items():
+        path = specs[name].folder(folder) / specs[name].shard_name(tile)
+        if file["bytes"] and (what := _file_problem(path, file)):
+            yield Problem(path, what, tile, name)
+    if "state" in record and (last or not header.get("sequential")):
+        path = state_folder(folder) / f"{tile}.bin"
+        if what := _file_problem(path, record["state"]):
+            yield Problem(path, what, tile)
+
+
+def _file_problem(path: Path, file: dict[str, Any]) -> str | None:
+    try:
+        size = path.stat().st_size
+        if size != file["bytes"]:
+            return f"has {size} bytes and not {file['bytes']}: it was truncated or replaced"
+        if digest_of_file(path) != file["sha256"]:
+            return "holds other bits than were committed"
+    except FileNotFoundError:
+        return "is missing"
+    return None
+
+
+def _metadata_problems(
+    folder: Path, header: dict[str, Any], specs: list[ArraySpec], rows: int, *, finished: bool
+) -> Iterator[Problem]:
+    yield from _metadata_problem(folder, run_root(header["run_id"], header["provenance"]))
+    yield from _metadata_problem(folder / HIDDEN, group_metadata({}))
+    for spec in specs:
+        if spec.tile_rows is None:
+            if finished:
+                yield from _metadata_problem(spec.folder(folder), metadata_of(header, spec.name), spec.name)
+            continue
+        # While a run goes on, an array's length is behind what is committed; never ahead of it.
+        yield from _metadata_problem(
+            spec.folder(folder), metadata_of(header, spec.name, rows), spec.name, at_most=not finished
+        )
+
+
+def _metadata_problem(
+    folder: Path, expected: dict[str, Any], name: str | None = None, *, at_most: bool = False
+) -> Iterator[Problem]:
+    path = folder / "zarr.json"
+    try:
+        found = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        yield Problem(path, "is missing", array=name)
+        return
+    except ValueError as error:
+        yield Problem(path, f"is no JSON ({error})", array=name)
+        return
+    if at_most and isinstance(found, dict) and found.get("shape"):
+        if not 0 <= found["shape"][0] <= expected["shape"][0]:
+            yield Problem(path, f"says {found['shape'][0]} rows where {expected['shape'][0]} are committed", array=name)
+            return
+        found = {**found, "shape": [expected["shape"][0], *found["shape"][1:]]}
+    if found != expected:
+        differing = [key for key in {**expected, **found} if found.get(key) != expected.get(key)]
+        yield Problem(path, f"was changed: {', '.join(sorted(differing))}", array=name)
+
+
+def _check_manifest(
+    folder: Path, header: dict[str, Any], specs: dict[str, ArraySpec], tiles: int, problems: list[Problem]
+) -> bool:
+    path = folder / HIDDEN / "manifest.json"
+    try:
+        manifest = read_manifest(folder)
+    except DamagedRunError as error:
+        problems.append(Problem(path, str(error).removeprefix(f"{path} ")))
+        return True
+    if manifest is None:
+        return False
+    expected = {"run_id": header["run_id"], "rows": header["rows"], "tiles": tiles}
+    log = folder / HIDDEN / COMMITS
+    if log.exists():
+        expected["log_sha256"] = digest_of_file(log)
+    differing = [name for name, value in expected.items() if manifest.get(name) != value]
+    if differing:
+        problems.append(Problem(path, f"does not fit the log and the header: {', '.join(differing)}"))
+    for name, file in manifest["finals"].items():
+        shard = specs[name].folder(folder) / specs[name].shard_name(0)
+        if what := _file_problem(shard, file):
+            problems.append(Problem(shard, what, array=name))
+    return True

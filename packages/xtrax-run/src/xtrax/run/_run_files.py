@@ -1,0 +1,86 @@
+"""The files of a tiled run, apart from its shards."""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from xtrax.run._commit_log import is_sealed, write_file
+from xtrax.run._names import HIDDEN
+from xtrax.run._shards import PARTIAL
+
+FORMAT = 1
+LAYOUT = "appended-1"
+COMMITS = "commits.jsonl"
+HEADER = "run.json"
+MANIFEST = "manifest.json"
+
+
+class DamagedRunError(ValueError):
+    """A run's own files are not what was written, or a committed tile is damaged that cannot be computed again."""
+
+
+def read_header(folder: Path) -> dict[str, Any] | None:
+    """The header of a run; None if there is none.
+
+    Raises:
+        DamagedRunError: If it is not what was written, or written by a version that is not known here.
+    """
+    return read_sealed(folder / HIDDEN / HEADER)
+
+
+def read_manifest(folder: Path) -> dict[str, Any] | None:
+    """The manifest of a run; None if the run is not finished.
+
+    Raises:
+        DamagedRunError: If it is not what was written, or written by a version that is not known here.
+    """
+    return read_sealed(folder / HIDDEN / MANIFEST)
+
+
+def read_sealed(path: Path) -> dict[str, Any] | None:
+    """A JSON file with a checksum of itself; None if it is not there."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    try:
+        value = json.loads(data)
+    except ValueError as error:
+        raise DamagedRunError(f"{path} is no JSON ({error}); it was changed after it was written") from None
+    if not is_sealed(value):
+        raise DamagedRunError(f"{path} does not fit its own checksum; it was changed after it was written")
+    if value.get("format") != FORMAT:
+        raise DamagedRunError(f"{path} has format {value.get('format')!r}; this version of xtrax.run knows {FORMAT}")
+    return value
+
+
+def put_json(folder: Path, metadata: Mapping[str, Any]) -> None:
+    """Replace a folder's `zarr.json`; durable once the folder is flushed."""
+    temporary = folder / f"zarr.json{PARTIAL}"
+    write_file(temporary, json.dumps(metadata, allow_nan=False).encode())
+    os.replace(temporary, folder / "zarr.json")
+
+
+def group_metadata(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """What `zarr.json` says of a group."""
+    return {"zarr_format": 3, "node_type": "group", "attributes": dict(attributes)}
+
+
+def run_root(run_id: str, provenance: Mapping[str, Any]) -> dict[str, Any]:
+    """What the root's `zarr.json` says."""
+    return group_metadata({"run_id": run_id, "layout": LAYOUT, **provenance})
+
+
+def metadata_of(header: Mapping[str, Any], name: str, rows: int | None = None) -> dict[str, Any]:
+    """What `zarr.json` says of an array of a run, when it has so many rows (None: it has no row axis)."""
+    metadata = header["metadata"][name]
+    return metadata if rows is None else {**metadata, "shape": [rows, *metadata["shape"][1:]]}
+
+
+def digest_of_file(path: Path) -> str:
+    """The sha256 of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

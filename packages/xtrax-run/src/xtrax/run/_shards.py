@@ -1,0 +1,218 @@
+"""The arrays of a tiled run: what each looks like in Zarr, and how a tile of it becomes one shard on the disk.
+
+A shard is encoded by zarr in memory and written by one writer as one file: temporary name, `fsync`, rename. zarr's own
+local store does not flush, and a shard that two writers change loses data.
+"""
+
+import functools
+import hashlib
+import json
+import math
+import os
+import secrets
+import threading
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import zarr
+from zarr import codecs
+from zarr.storage import MemoryStore
+
+from xtrax.run._commit_log import write_file
+from xtrax.run._fsync import fsync_directory
+from xtrax.run._names import HIDDEN, check_name
+from xtrax.run._values import NUMERIC
+
+_CHUNK_BYTES = (64 * 2**10, 4 * 2**20)  # of a chunk inside a shard: what a reader decodes for a part of a row range
+PARTIAL = ".partial"
+_encoding = threading.Lock()  # the arrays in memory are kept from call to call
+Compression = Literal["zstd", "lz4", "gzip"]
+COMPRESSIONS: dict[str, Any] = {
+    "zstd": lambda: codecs.ZstdCodec(level=1),
+    "lz4": lambda: codecs.BloscCodec(cname="lz4"),
+    "gzip": lambda: codecs.GzipCodec(level=1),
+}
+
+
+@dataclass(frozen=True)
+class ArraySpec:
+    """An array of the output.
+
+    Attributes:
+        name: Its path in the store, components divided by `/`.
+        shape: Of a row if `tile_rows` is not None, else of all of it.
+        dtype: Its name, one of those that Zarr holds.
+        tile_rows: Rows of a shard, which is a tile; None for what is written once, at the end.
+        dims: Names of its dimensions, or None for one without.
+        compression: Of the chunks, or None.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    tile_rows: int | None
+    dims: tuple[str | None, ...]
+    compression: Compression | None = None
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row (of all of it, if it has none)."""
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+    def to_json(self) -> dict[str, Any]:
+        """As the run's header keeps it."""
+        return asdict(self) | {"shape": list(self.shape), "dims": list(self.dims)}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> "ArraySpec":
+        """The inverse of `to_json`."""
+        return cls(**{**value, "shape": tuple(value["shape"]), "dims": tuple(value["dims"])})
+
+    def folder(self, root: Path) -> Path:
+        """Where it lies in a store."""
+        return root.joinpath(*self.name.split("/"))
+
+    def shard_name(self, tile: int) -> str:
+        """The file of a tile. No folder a shard, so that one flush of the array's folder makes many names durable."""
+        if self.tile_rows is None:
+            return ".".join(["c", *["0"] * len(self.shape)])
+        return ".".join(["c", str(tile), *["0"] * len(self.shape)])
+
+
+def check_array_spec(spec: ArraySpec) -> ArraySpec:
+    """Return it, if Zarr can hold such an array under that name.
+
+    Raises:
+        TypeError: If it cannot hold the dtype.
+        ValueError: If a component of the name cannot be one on the disk.
+    """
+    for part in spec.name.split("/"):
+        check_name(part, f"the name of output {spec.name!r}")
+    if spec.dtype not in NUMERIC:
+        raise TypeError(
+            f"output {spec.name!r} has dtype {spec.dtype}, which Zarr cannot hold; cast it in fn, for instance with "
+            ".astype(jnp.float32) (of a PRNG key, return jax.random.key_data)"
+        )
+    return spec
+
+
+def chunk_rows(spec: ArraySpec) -> int:
+    """Rows of a chunk inside a shard, which has to hold a whole number of them."""
+    rows, row = spec.tile_rows or 1, max(1, spec.row_bytes)
+    low, high = _CHUNK_BYTES
+    divisors = [d for d in range(1, math.isqrt(rows) + 1) if rows % d == 0]
+    divisors = sorted({*divisors, *(rows // d for d in divisors)})
+    best = max((d for d in divisors if d * row <= high), default=1)
+    # Rows with no fitting divisor (a prime number of them) would make a shard of very many tiny chunks.
+    return best if best * row >= low else min((d for d in divisors if d * row >= low), default=rows)
+
+
+@functools.lru_cache(maxsize=64)
+def _in_memory(spec: ArraySpec, rows: int | None) -> tuple[dict[str, Any], zarr.Array]:
+    """A Zarr array of some rows in a dict."""
+    held: dict[str, Any] = {}
+    row = tuple(max(1, n) for n in spec.shape)
+    if spec.tile_rows is None:
+        shape, chunks, shards = spec.shape, row, None
+    else:
+        shape, chunks, shards = (rows or 0, *spec.shape), (chunk_rows(spec), *row), (spec.tile_rows, *row)
+    array = zarr.create_array(
+        store=MemoryStore(held),
+        name="a",
+        shape=shape,
+        chunks=chunks,
+        shards=shards,
+        dtype=spec.dtype,
+        fill_value=0,
+        compressors=None if spec.compression is None else COMPRESSIONS[spec.compression](),
+        zarr_format=3,
+        chunk_key_encoding={"name": "default", "separator": "."},
+        dimension_names=spec.dims,
+        config={"write_empty_chunks": True},  # so that a missing chunk is always damage
+    )
+    return held, array
+
+
+def array_metadata(spec: ArraySpec, rows: int | None = None) -> dict[str, Any]:
+    """What `zarr.json` says of the array when it has so many rows."""
+    held, _ = _in_memory(spec, rows if spec.tile_rows is None else 0)
+    metadata = json.loads(held["a/zarr.json"].to_bytes())
+    if spec.tile_rows is not None:
+        metadata["shape"][0] = rows
+    return metadata
+
+
+def encode(spec: ArraySpec, values: np.ndarray) -> memoryview | None:
+    """The bytes of a shard (or of an array that is written once); None if it has no elements.
+
+    Args:
+        spec: The array.
+        values: `(n, *spec.shape)`, n at most `spec.tile_rows`; `spec.shape` for what is written once.
+    """
+    expected = values.shape[:1] + spec.shape if spec.tile_rows is not None else spec.shape
+    if values.shape != expected or values.dtype != np.dtype(spec.dtype):
+        raise ValueError(
+            f"output {spec.name!r} is {values.dtype}{list(values.shape)}, expected {spec.dtype}{list(expected)}"
+        )
+    if values.size == 0:
+        return None
+    with _encoding:
+        held, array = _in_memory(spec, len(values) if spec.tile_rows is not None else None)
+        array[...] = values
+        (key,) = (key for key in held if not key.endswith("zarr.json"))
+        return memoryview(held.pop(key).as_numpy_array()).cast("B")
+
+
+def write_whole(folder: Path, name: str, data: bytes | memoryview) -> None:
+    """A file that is there whole or not at all; durable once its folder is flushed."""
+    temporary = folder / f"{name}.{secrets.token_hex(4)}{PARTIAL}"  # unique: a lost worker may still be writing
+    try:
+        write_file(temporary, data)
+        os.replace(temporary, folder / name)
+    except BaseException:
+        temporary.unlink(missing_ok=True)  # a full disk needs the space
+        raise
+
+
+def state_folder(root: Path) -> Path:
+    """Where the states between tiles lie."""
+    return root / HIDDEN / "state"
+
+
+def write_tile(
+    root: Path, specs: Mapping[str, ArraySpec], tile: int, arrays: Mapping[str, np.ndarray], state: bytes | None
+) -> tuple[dict[str, Any], set[Path]]:
+    """Write the shards and the state of a tile. They count once a line of the log names them.
+
+    Returns:
+        The record of what was written, and the folders that must be flushed before it is logged.
+
+    Raises:
+        OSError: If the disk does not take them.
+    """
+    written, folders = {}, set()
+    for name, values in arrays.items():
+        spec = specs[name]
+        data = encode(spec, values)
+        if data is None:
+            written[name] = {"bytes": 0, "sha256": hashlib.sha256(b"").hexdigest()}
+            continue
+        folder = spec.folder(root)
+        write_whole(folder, spec.shard_name(tile), data)
+        folders.add(folder)
+        written[name] = {"bytes": data.nbytes, "sha256": hashlib.sha256(data).hexdigest()}
+    record: dict[str, Any] = {"tile": tile, "arrays": written}
+    if state is not None:
+        write_whole(state_folder(root), f"{tile}.bin", state)
+        folders.add(state_folder(root))
+        record["state"] = {"bytes": len(state), "sha256": hashlib.sha256(state).hexdigest()}
+    return record, folders
+
+
+def flush(folders: set[Path]) -> None:
+    """Make the names in folders durable."""
+    for folder in sorted(folders):
+        fsync_directory(folder)

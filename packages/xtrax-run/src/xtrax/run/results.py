@@ -1,0 +1,197 @@
+"""Read a run's output back, whatever kind of run it was."""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import zarr
+
+from xtrax.run._commit_log import read_log
+from xtrax.run._names import HIDDEN
+from xtrax.run._run_files import COMMITS, read_header, read_manifest
+from xtrax.run._shards import ArraySpec
+
+if TYPE_CHECKING:
+    import xarray
+
+__all__ = ["Results", "open_results"]
+
+
+@dataclass(frozen=True)
+class Results:
+    """A run's output.
+
+    Attributes:
+        path: The folder.
+        arrays: The arrays by name (`"loss"`, `"aux/loss"`), lazy: a Zarr array is read where it is indexed.
+        provenance: Where the results come from: `run_id`, `created_at`, `git`, `versions`, device.
+        timings: Seconds, by what they were spent on, as far as the run recorded them.
+        state: How far the run is. A tiled run: `finished`, `tiles`, `committed`. A training run: what its manifest
+            says, and `checkpoints`, the steps that can be resumed from.
+    """
+
+    path: Path
+    arrays: Mapping[str, Any]
+    provenance: Mapping[str, Any]
+    timings: Mapping[str, float]
+    state: Mapping[str, Any]
+    _dims: Mapping[str, tuple[str, ...]] = field(repr=False)
+
+    def __getitem__(self, name: str) -> Any:
+        """The array of a name."""
+        try:
+            return self.arrays[name]
+        except KeyError:
+            raise KeyError(f"{self.path} has no array {name!r}; it has {sorted(self.arrays)}") from None
+
+    @property
+    def dataset(self) -> "xarray.Dataset":
+        """The arrays as an xarray `Dataset`, loaded where they are used.
+
+        Raises:
+            ImportError: If xarray is not installed (`pip install "xtrax-run[xarray]"`).
+        """
+        try:
+            import xarray  # an optional extra
+        except ImportError as error:
+            raise ImportError(
+                "an xarray Dataset needs xarray, which is not installed; install xtrax-run[xarray], or use .arrays"
+            ) from error
+        from xarray.core import indexing
+
+        variables = {}
+        for name, array in self.arrays.items():
+            lazy = array if isinstance(array, np.ndarray) else indexing.LazilyIndexedArray(_lazy(array))
+            variables[name] = xarray.Variable(self._dims[name], lazy)
+        return xarray.Dataset(variables, attrs=dict(self.provenance))
+
+
+def _lazy(array: zarr.Array) -> Any:
+    """A Zarr array as xarray reads one."""
+    from xarray.backends import BackendArray
+    from xarray.core import indexing
+
+    class Lazy(BackendArray):
+        shape = array.shape
+        dtype = array.dtype
+
+        def __getitem__(self, key: Any) -> Any:
+            read = lambda index: array.get_orthogonal_selection(index) if index else array[()]  # noqa: E731
+            return indexing.explicit_indexing_adapter(key, self.shape, indexing.IndexingSupport.OUTER, read)
+
+    return Lazy()
+
+
+def open_results(output_dir: str | os.PathLike[str]) -> Results:
+    """Open what a run has left, without reading its arrays. The run may be going on, killed or finished.
+
+    Args:
+        output_dir: The folder: that of `run_tiled`, of a keyed Zarr sink, or of a training run of the command line.
+
+    Returns:
+        The results. Of a tiled run that is not finished, the rows that are committed without a gap.
+
+    Raises:
+        FileNotFoundError: If there is no such folder, or no run's output in it.
+        DamagedRunError: If a tiled run's header or manifest was changed; `verify_store` tells more.
+
+    Examples:
+        >>> import tempfile, warnings, jax.numpy as jnp, numpy as np
+        >>> from xtrax.run import SinkSpec, run_tiled
+        >>> from xtrax.tiling import AxisSpec
+        >>> folder = tempfile.mkdtemp()
+        >>> with warnings.catch_warnings():
+        ...     warnings.simplefilter("ignore")  # no git repository here
+        ...     _ = run_tiled(
+        ...         lambda x: {"twice": 2 * x}, np.arange(4.0), specs=[AxisSpec("n", 4, 4)],
+        ...         sink=SinkSpec(folder, run_id="demo"), progress="off",
+        ...     )
+        >>> results = open_results(folder)
+        >>> results["twice"][:].tolist(), results.state["finished"], results.provenance["run_id"]
+        ([0.0, 2.0, 4.0, 6.0], True, 'demo')
+    """
+    path = Path(output_dir)
+    if not path.is_dir():
+        raise FileNotFoundError(f"{path} is no folder; give the folder of a run")
+    if (header := read_header(path)) is not None:
+        return _tiled(path, header)
+    if (path / "zarr.json").exists():
+        return _keyed(path)
+    if (path / "manifest.json").exists() or (path / "metrics.zarr").exists():
+        return _training(path)
+    raise FileNotFoundError(
+        f"{path} holds no output that is known here: neither of run_tiled, nor of a Zarr sink, nor of a training run"
+    )
+
+
+def _tiled(path: Path, header: dict[str, Any]) -> Results:
+    # The log is read before the arrays: what it names is there whatever the run commits meanwhile.
+    records = {record["tile"]: record for record in read_log(path / HIDDEN / COMMITS).records}
+    manifest = read_manifest(path)
+    group = zarr.open_group(path, mode="r")
+    arrays, dims = {}, {}
+    for spec in map(ArraySpec.from_json, header["arrays"]):
+        if spec.tile_rows is None and manifest is None:
+            continue  # written when the run ends
+        arrays[spec.name] = group[spec.name]
+        dims[spec.name] = _dim_names(spec.name, spec.dims)
+    timings: dict[str, float] = {}
+    for record in records.values():
+        for name, seconds in record.items():
+            if name.startswith("seconds_"):
+                kind = name.removeprefix("seconds_")
+                timings[kind] = round(timings.get(kind, 0.0) + seconds, 6)
+    tiles = -(-header["rows"] // header["tile_rows"])
+    state = {"finished": manifest is not None, "tiles": tiles, "committed": len(records), "rows": header["rows"]}
+    provenance = {"run_id": header["run_id"], **header["provenance"]}
+    return _results(path, arrays, provenance, timings, state, dims)
+
+
+def _keyed(path: Path) -> Results:
+    group = zarr.open_group(path, mode="r")
+    arrays = dict(_walk(group, skip=HIDDEN))
+    dims = {name: _dim_names(name, array.metadata.dimension_names or (None,) * array.ndim)
+            for name, array in arrays.items()}  # fmt: skip
+    return _results(path, arrays, dict(group.attrs), {}, {}, dims)
+
+
+def _training(path: Path) -> Results:
+    manifest = {}
+    if (path / "manifest.json").exists():
+        manifest = json.loads((path / "manifest.json").read_text(encoding="utf-8"))
+    arrays: dict[str, Any] = {}
+    if (path / "metrics.zarr").is_dir():
+        arrays = dict(_walk(zarr.open_group(path / "metrics.zarr", mode="r")))
+    dims = {name: (f"{name.rpartition('/')[0] or name}_row",) for name in arrays}
+    provenance = {"run_id": manifest.get("run_id", path.name), **manifest.get("provenance", {})}
+    state = {name: value for name, value in manifest.items() if name != "provenance"}
+    folder = path / "checkpoints"
+    steps = sorted(int(entry.name) for entry in folder.iterdir() if entry.name.isdigit()) if folder.is_dir() else []
+    timings = {name: value for name, value in manifest.items() if name.endswith("seconds") and _is_number(value)}
+    return _results(path, arrays, provenance, timings, {**state, "checkpoints": steps}, dims)
+
+
+def _results(path: Path, arrays: Any, provenance: Any, timings: Any, state: Any, dims: Any) -> Results:
+    return Results(path, *map(MappingProxyType, (arrays, provenance, timings, state, dims)))
+
+
+def _walk(group: zarr.Group, prefix: str = "", skip: str | None = None) -> Any:
+    for name, node in sorted(group.members()):
+        if isinstance(node, zarr.Array):
+            yield prefix + name, node
+        elif name != skip:
+            yield from _walk(node, f"{prefix}{name}/")
+
+
+def _dim_names(name: str, dims: Any) -> tuple[str, ...]:
+    """Names that xarray needs, where an array has none."""
+    return tuple(dim if dim is not None else f"{name}_dim_{i}" for i, dim in enumerate(dims))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
