@@ -1,7 +1,7 @@
 """Plan how axes are mapped, then map them."""
 
 from xtrax.tiling._version import __version__
-from xtrax.tiling.bucket import bucketize, select_bucket
+from xtrax.tiling.bucket import bucketize, padding_waste, select_bucket, suggest_boundaries
 from xtrax.tiling.carry import CarryShape, CarrySpec
 from xtrax.tiling.dedup import DedupSpec, find_duplicates, get_k_bucket
 from xtrax.tiling.dispatch import axis_dispatch, make_axis_dispatch
@@ -85,7 +85,9 @@ __all__ = [
     "lowered_memory_estimate",
     "make_axis_dispatch",
     "memory_estimator",
+    "padding_waste",
     "safe_map",
     "safe_scan",
     "select_bucket",
+    "suggest_boundaries",
 ]

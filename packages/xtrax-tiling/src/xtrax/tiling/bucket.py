@@ -9,7 +9,10 @@ import numpy.typing as npt
 from jax.core import Tracer
 
 from xtrax.tiling._axes import broadcast_prefix
+from xtrax.tiling._boundaries import padding_waste, suggest_boundaries
 from xtrax.tiling._check import check_boundaries, check_int
+
+__all__ = ["bucketize", "padding_waste", "select_bucket", "suggest_boundaries"]
 
 
 def select_bucket(length: int, boundaries: Sequence[int]) -> int:
