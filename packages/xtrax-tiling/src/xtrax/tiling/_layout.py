@@ -1,11 +1,14 @@
 """How many chunks a mapped axis is cut into, and how large they are."""
 
 import dataclasses
+from typing import Any
+
+import jax.numpy as jnp
 
 
 @dataclasses.dataclass(frozen=True)
 class Chunks:
-    """How `total` elements fall into `count` chunks of `size`; the last one ends at `total` and may overlap."""
+    """How `total` elements fall into `count` chunks of `size`; the first two share `overlap` elements."""
 
     total: int
     count: int
@@ -24,5 +27,15 @@ class Chunks:
 
     @property
     def overlap(self) -> int:
-        """How many elements of the last chunk the chunk before it holds already."""
+        """How many elements of the first chunk the one after it holds too."""
         return self.count * self.size - self.total
+
+    def start(self, index: Any) -> Any:
+        """Where chunk `index` begins, an int or a traced one.
+
+        The first chunk is the one that shares elements with another, so that whoever writes the chunks in order lets
+        the second overwrite what the first one wrote of them, and whoever sums skips them in the first.
+        """
+        if not self.overlap:
+            return index * self.size
+        return jnp.maximum(index * self.size - self.overlap, 0)

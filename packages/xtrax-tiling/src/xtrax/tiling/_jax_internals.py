@@ -1,0 +1,56 @@
+"""Questions asked of jaxprs: what a result depends on, and the value of a few results alone."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
+
+
+def trace(fn: Callable[..., Any], types: Sequence[Any]) -> ClosedJaxpr:
+    """The jaxpr of `fn` for arguments of these types."""
+    return jax.make_jaxpr(fn)(*types)
+
+
+def depends(jaxpr: ClosedJaxpr, on: Sequence[bool]) -> list[bool]:
+    """For each result whether it may depend on one of the arguments that `on` flags."""
+    body = jaxpr.jaxpr
+    tainted = {var for var, flag in zip(body.invars, on, strict=True) if flag}
+    for eqn in body.eqns:
+        if any(not isinstance(var, Literal) and var in tainted for var in eqn.invars):
+            tainted.update(eqn.outvars)
+    return [not isinstance(var, Literal) and var in tainted for var in body.outvars]
+
+
+def evaluate(jaxpr: ClosedJaxpr, args: Sequence[Any], outs: Sequence[int]) -> list[Any]:
+    """Some of the results, from what they need alone; arguments that they do not need may be None."""
+    body = jaxpr.jaxpr
+    results = [body.outvars[i] for i in outs]
+    needed = {var for var in results if not isinstance(var, Literal)}
+    eqns = []
+    for eqn in reversed(body.eqns):
+        if eqn.effects or not needed.isdisjoint(eqn.outvars):
+            eqns.append(eqn)
+            needed.update(var for var in eqn.invars if not isinstance(var, Literal))
+    part = body.replace(outvars=results, eqns=eqns[::-1], debug_info=body.debug_info.with_unknown_names())
+    return list(jaxpr_as_fun(ClosedJaxpr(part, jaxpr.consts))(*args))
+
+
+def side_effects(jaxpr: ClosedJaxpr) -> list[Any]:
+    """The effects of a jaxpr but for those that only say which named axes it uses."""
+    return [effect for effect in jaxpr.effects if not _is_axis_use(effect)]
+
+
+def named_axes(jaxpr: ClosedJaxpr) -> set[Any]:
+    """The names of the mapped axes that collectives in a jaxpr use."""
+    return {getattr(effect, "name", None) for effect in jaxpr.effects if _is_axis_use(effect)}
+
+
+def _is_axis_use(effect: Any) -> bool:
+    return type(effect).__name__ == "NamedAxisEffect"  # the class is not public
+
+
+def without_tangent(value: Any) -> bool:
+    """Whether an array, or its type, is of integers, keys and the like, whose tangents hold no values."""
+    return not jnp.issubdtype(value.dtype, jnp.inexact)
