@@ -13,6 +13,7 @@ from xtrax.tiling.errors import (
     RemainderWarning,
 )
 from xtrax.tiling.estimators import device_memory_budget, lowered_memory_estimate, memory_estimator
+from xtrax.tiling.execute import execute_plan
 from xtrax.tiling.iterator import (
     JaxScanIterator,
     MapIterator,
@@ -80,6 +81,7 @@ __all__ = [
     "axis_dispatch",
     "bucketize",
     "device_memory_budget",
+    "execute_plan",
     "find_duplicates",
     "get_k_bucket",
     "lowered_memory_estimate",

@@ -1,0 +1,93 @@
+"""Compiled programs of eager calls, with no array compiled in, and found again on the next call.
+
+A call outside any trace is compiled as a whole, since a loop of JAX outside `jax.jit` compiles anew each time. The program
+is traced to a jaxpr, whose constants (arrays that the function closes over) become arguments. As with `jax.jit`, a
+function is taken to compute the same thing at its next call: what it closes over is looked at when it is traced.
+"""
+
+import functools
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, MutableMapping
+from typing import Any
+
+import jax
+from jax.core import Tracer
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+
+_OPTIONS = (
+    "jax_enable_x64",
+    "jax_default_matmul_precision",
+    "jax_default_prng_impl",
+    "jax_numpy_dtype_promotion",
+    "jax_numpy_rank_promotion",
+    "jax_debug_nans",
+    "jax_disable_jit",
+)
+_LIMIT = 128
+
+# Programs live as long as their function; those of a function that is a tree of arrays are found by its structure.
+_BY_FUNCTION: MutableMapping[Any, dict[Hashable, Callable[[list[Any]], Any]]] = weakref.WeakKeyDictionary()
+_BY_STRUCTURE: "OrderedDict[Hashable, Callable[[list[Any]], Any]]" = OrderedDict()
+
+
+def run_program(fn: Any, key: Hashable | None, run: Callable[[list[Any]], Any], arrays: list[Any]) -> Any:
+    """`run(arrays)`, compiled if this is not inside a trace.
+
+    Args:
+        fn: the function that `run` calls; the program is kept as long as it lives.
+        key: what `run` depends on besides `fn` and the types of `arrays`; None to keep nothing.
+        run: a function of the arrays.
+        arrays: the operands.
+    """
+    if any(isinstance(array, Tracer) for array in arrays) or jax.config.jax_disable_jit:  # ty: ignore[unresolved-attribute]
+        return run(arrays)
+    programs, owner = _programs_of(fn)
+    signature = None if key is None or programs is None else _signature(owner, key, arrays)
+    if signature is not None and programs is not None and signature in programs:
+        return programs[signature](arrays)
+    traced, shape = jax.make_jaxpr(run, return_shape=True)(arrays)
+    treedef = jax.tree.structure(shape)
+    if any(isinstance(const, Tracer) for const in traced.consts):
+        # A function inside someone's trace, with arguments outside it: the program is part of that trace.
+        return jax.tree.unflatten(treedef, jaxpr_as_fun(traced)(*jax.tree.leaves(arrays)))
+    program = _compiled(traced, treedef)
+    if signature is not None and programs is not None:
+        programs[signature] = program
+        if programs is _BY_STRUCTURE and len(_BY_STRUCTURE) > _LIMIT:
+            _BY_STRUCTURE.popitem(last=False)
+    return program(arrays)
+
+
+def _compiled(traced: ClosedJaxpr, treedef: Any) -> Callable[[list[Any]], Any]:
+    @jax.jit
+    def execute_plan(consts: list[Any], arrays: list[Any]) -> list[Any]:
+        return jaxpr_as_fun(ClosedJaxpr(traced.jaxpr, consts))(*arrays)
+
+    consts = list(traced.consts)
+    return lambda arrays: jax.tree.unflatten(treedef, execute_plan(consts, arrays))
+
+
+def _programs_of(fn: Any) -> tuple[Any, Hashable]:
+    """Where the programs of `fn` are kept, and what tells it from others there; None if nowhere."""
+    if isinstance(fn, functools.partial) or jax.tree.structure(fn) != jax.tree.structure(0):
+        owner: Any = fn if isinstance(fn, functools.partial) else None
+    else:
+        owner = getattr(fn, "__self__", None) or fn  # a bound method is made anew at each look-up
+    if owner is None:
+        return _BY_STRUCTURE, None
+    try:
+        return _BY_FUNCTION.setdefault(owner, {}), getattr(fn, "__func__", None)
+    except TypeError:  # it cannot be hashed or weakly referenced
+        return None, None
+
+
+def _signature(owner: Hashable, key: Hashable, arrays: list[Any]) -> Hashable | None:
+    options = tuple(str(getattr(jax.config, name, None)) for name in _OPTIONS)
+    types = tuple(jax.typeof(array) for array in arrays)
+    try:
+        signature = (owner, key, types, options, jax.sharding.get_abstract_mesh())
+        hash(signature)
+    except TypeError:
+        return None
+    return signature

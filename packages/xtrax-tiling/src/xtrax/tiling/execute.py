@@ -1,0 +1,161 @@
+"""Run a whole plan in one call."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from xtrax.tiling._execute_args import Bound, bind, check_axes, check_key, check_plan, check_sizes
+from xtrax.tiling._execute_axes import Axis, Nest, Operand, Result, run_nest
+from xtrax.tiling._execute_program import run_program
+from xtrax.tiling._hooks import NO_HOOK, AxisHook
+from xtrax.tiling._spec import AxisDecision
+from xtrax.tiling.errors import DispatchRejected
+from xtrax.tiling.plan import BatchPlan
+from xtrax.tiling.strategy import Bucket, DedupGather, SafeMap, Scan
+
+__all__ = ["execute_plan"]
+
+
+def execute_plan(
+    fn: Callable[..., Any] | None,
+    plan: BatchPlan,
+    *args: Any,
+    axes: Sequence[Sequence[str] | None] | None = None,
+    mesh: jax.sharding.Mesh | None = None,
+    key: jax.Array | None = None,
+) -> Any:
+    """Run a function of one element over all axes of a plan.
+
+    The axes nest in the order of the plan, the first outermost, and the results carry them in that order. Arguments
+    that share an axis are mapped together along it; axes that no argument shares form the outer product. Each axis runs
+    as its strategy says, all of them in one program:
+
+    - `Vmap` all elements at once, `SafeMap` in chunks of at most its `batch_size` (balanced, the last one overlapping
+      where they do not come out even, so `fn` should be pure; where it has side effects each element is computed once);
+    - `DedupGather` only the distinct elements, whose results are handed out;
+    - `Scan` one element after another: a step computes what is inside the axis, `y`, and then
+      `carry, out = transition(carry, y)`, for each element of the axes outside from its own first carry. The axis yields
+      the stack of `out`, or None with `collect_outputs=False`;
+    - `Bucket`, which must be outermost, pads elements of differing length on the host.
+
+    Outside a trace the call is compiled, once for each function, plan and types of arguments; arrays that `fn` holds or
+    closes over are arguments of the program, never constants in it. What `fn` closes over is read when it is traced,
+    as with `jax.jit`. Inside `jax.jit`, `jax.grad`, `jax.vmap` and the like it is part of that trace.
+
+    Args:
+        fn: a function of one element of each argument, in order; with `key`, also of the keyword `key`. An argument
+            without axes is given whole. None stands for the elements themselves: the argument's, or the tuple of them.
+        plan: from `BatchPlanner.plan`, or made of `AxisDecision` objects.
+        *args: pytrees of arrays. Leaves that are no arrays, of arguments without axes, are passed on as they are.
+        axes: for each argument the names of its leading dimensions, the outermost first, or None if it has none of the
+            plan's axes. None, if the plan has one axis, which every argument then has.
+        mesh: devices over which the outermost axis, no Scan, is split, over all axes of the mesh together.
+        key: a PRNG key. The element with the indices `(i_1, ..., i_d)` in the plan's axes gets `jax.random.fold_in(key,
+            i)`, where i is its row-major index `(...(i_1 * n_2 + i_2)... * n_d) + i_d`, whatever runs it where.
+
+    Returns:
+        What `fn` returns, each leaf with the plan's axes in front, in plan order. If the plan has Scan axes, the pair of
+        that and the last carries: a dict from axis name to carry, each with the axes outside its own in front.
+
+    Raises:
+        TypeError: an argument of the wrong kind.
+        ValueError: axes that are unknown, repeated or missing, an argument whose size is not the planned one, a plan
+            without axes, or a `key` together with a `DedupGather` or with `fn=None`.
+        DispatchRejected: a `WhileCarry`, a `Bucket` that is not outermost, a `Scan` on a heterogeneous axis or as the
+            axis that is split over a mesh, or an `fn` with side effects on a `DedupGather` axis.
+        CarryMismatchError: a transition changes its carry's structure, shapes or dtypes.
+
+    >>> import jax.numpy as jnp
+    >>> from xtrax.tiling import AxisSpec, BatchPlanner, CarrySpec
+    >>> decay = CarrySpec("time", jnp.float32(0), lambda carry, y: (carry / 2 + y, carry / 2 + y))
+    >>> batch, time = AxisSpec("batch", 4, default_batch_size=2), AxisSpec("time", 2, default_batch_size=2)
+    >>> plan = BatchPlanner(carry_specs=[decay]).plan([batch, time])
+    >>> xs, gain = jnp.ones((4, 2)), jnp.arange(4.0)
+    >>> outputs, carries = execute_plan(lambda x, g: g * x, plan, xs, gain, axes=[("batch", "time"), ("batch",)])
+    >>> outputs.tolist(), carries["time"].tolist()
+    ([[0.0, 0.0], [1.0, 1.5], [2.0, 3.0], [3.0, 4.5]], [0.0, 1.5, 3.0, 4.5])
+    """
+    return _run_plan(fn, plan, args, axes, mesh, key, {})
+
+
+def _run_plan(
+    fn: Callable[..., Any] | None,
+    plan: BatchPlan,
+    args: Sequence[Any],
+    axes: Any,
+    mesh: Any,
+    key: Any,
+    hooks: Mapping[str, AxisHook],
+) -> Any:
+    """`execute_plan` with something at the edges of axes; `xtrax.tiling._hooks` says what."""
+    decisions = check_plan(fn, plan)
+    names = check_axes(decisions, args, axes)
+    key = check_key(fn, decisions, key)
+    if isinstance(decisions[0].strategy, Bucket):
+        raise DispatchRejected("a Bucket axis cannot be run yet")
+    check_sizes(decisions, args, names)
+    bound = bind(fn, args, names, key)
+    run = _device_run(bound, decisions, hooks)
+    identity = tuple((d.spec.name, d.strategy, hooks.get(d.spec.name, NO_HOOK)) for d in decisions)
+    result = run_program(fn, None if bound.signature is None else (bound.signature, identity), run, bound.arrays)
+    return result if any(isinstance(d.strategy, Scan) for d in decisions) else result[0]
+
+
+def _device_run(
+    bound: Bound, decisions: Sequence[AxisDecision], hooks: Mapping[str, AxisHook]
+) -> Callable[[list[Any]], tuple[Any, dict[str, Any]]]:
+    """The function from the arrays to the outputs and the carries."""
+    sizes = [decision.spec.cardinality for decision in decisions]
+    strides = [math.prod(sizes[k + 1 :]) for k in range(len(sizes))]
+    axes = tuple(Axis(d.spec.name, d.strategy, hooks.get(d.spec.name, NO_HOOK)) for d in decisions)
+    numbered = bound.has_key or any(axis.hook.emit is not None for axis in axes)
+    first = len(bound.arrays)
+    positions = tuple(range(first, first + len(axes))) if numbered else ()
+
+    def call(values: Sequence[Any]) -> Any:
+        index = None
+        if bound.has_key:
+            terms = [values[at].astype(jnp.uint32) * jnp.uint32(s) for at, s in zip(positions, strides, strict=True)]
+            index = sum(terms[1:], terms[0])
+        return bound.call(values[:first], index)
+
+    def run(arrays: list[Any]) -> tuple[Any, dict[str, Any]]:
+        operands = [Operand(jnp.asarray(array), dims) for array, dims in zip(arrays, bound.dims, strict=True)]
+        if numbered:
+            operands += [
+                Operand(jnp.arange(size, dtype=jnp.int32), (axis.name,)) for size, axis in zip(sizes, axes, strict=True)
+            ]
+        fires = _fires(call, operands, axes)
+        result = run_nest(Nest(axes, call, bound.groups, positions, None, fires), operands)
+        return tied(result)
+
+    return run
+
+
+def tied(result: Result) -> tuple[Any, dict[str, Any]]:
+    """The outputs and carries, which need the token of the effects, so that a derivative does not lose these."""
+    if result.token is None:
+        return result.values, result.carries
+    (values, carries), _ = lax.optimization_barrier(((result.values, result.carries), result.token))
+    return values, carries
+
+
+def _fires(call: Callable[[Sequence[Any]], Any], operands: Sequence[Operand], axes: Sequence[Axis]) -> bool:
+    """Whether the function has side effects of its own; asked only where that matters."""
+    mapped_twice = [axis for axis in axes if isinstance(axis.strategy, (SafeMap, DedupGather))]
+    if not mapped_twice:
+        return False
+    element = [jax.ShapeDtypeStruct(op.value.shape[len(op.dims) :], op.value.dtype) for op in operands]
+    fires = bool(jax.make_jaxpr(call)(element).effects)
+    for axis in mapped_twice:
+        if fires and isinstance(axis.strategy, DedupGather):
+            raise DispatchRejected(
+                f"fn has side effects, and on the DedupGather axis {axis.name!r} they would occur for each distinct "
+                "element instead of for each element; plan the axis without its DedupSpec, or put them into a boundary "
+                "of xtrax.stages."
+            )
+    return fires
