@@ -1,11 +1,16 @@
 """A plan: what was decided about each axis. What runs plans imports it from here, since budgets run them too."""
 
 import dataclasses
+import html
 from collections.abc import Sequence
 
+from xtrax.tiling._claims import refuse_duplicates
+from xtrax.tiling._plan_json import plan_from_json, plan_to_json
 from xtrax.tiling._plan_memory import PlanMemory
 from xtrax.tiling._render import html_table, text_table
 from xtrax.tiling._spec import AxisDecision
+from xtrax.tiling.carry import CarrySpec
+from xtrax.tiling.dedup import DedupSpec
 from xtrax.tiling.strategy import AxisStrategy, Bucket, DedupGather, SafeMap
 
 
@@ -44,7 +49,41 @@ class BatchPlan:
 
     def _repr_html_(self) -> str:
         table = html_table(_HEADER, self._rows())
-        return table if self.memory is None else f"{table}<p>memory: {self.memory}</p>"
+        return table if self.memory is None else f"{table}<p>memory: {html.escape(str(self.memory))}</p>"
+
+    def to_json(self) -> str:
+        """The plan as JSON, so that a plan that was looked at is the plan that runs.
+
+        Functions, carries and the arrays of `DedupGather` are not in it: `from_json` finds them by the axis's name.
+
+        >>> from xtrax.tiling import AxisSpec, BatchPlanner
+        >>> plan = BatchPlanner().plan([AxisSpec("batch", cardinality=128, default_batch_size=32)])
+        >>> BatchPlan.from_json(plan.to_json()) == plan
+        True
+        """
+        return plan_to_json(self.decisions, self.memory)
+
+    @classmethod
+    def from_json(
+        cls, text: str, *, carry_specs: Sequence[CarrySpec] = (), dedup_specs: Sequence[DedupSpec] = ()
+    ) -> "BatchPlan":
+        """The plan that `to_json` wrote.
+
+        Args:
+            text: what it wrote.
+            carry_specs: for each `Scan` and `WhileCarry` axis that had a transition, the spec that it was planned with.
+            dedup_specs: for each `DedupGather` axis, the spec that it was planned with; its indices are held against
+                a digest of those that were planned.
+
+        Returns:
+            An equal plan.
+
+        Raises:
+            TypeError: `text` is no string, or a spec of another type.
+            ValueError: a text that is no plan, or of a version that this release does not know; an axis whose spec is
+                missing, or is not the one that was planned; a spec that no axis of the plan needs.
+        """
+        return cls(*plan_from_json(text, carry_specs, dedup_specs))
 
     def _rows(self) -> list[list[str]]:
         return [
@@ -65,10 +104,3 @@ def label(strategy: AxisStrategy) -> str:
     if isinstance(strategy, DedupGather):
         return f"DedupGather({strategy.k} of {strategy.index_map.size})"
     return type(strategy).__name__
-
-
-def refuse_duplicates(source: str, names: Sequence[str]) -> None:
-    """Refuse a name that is given twice."""
-    for i, name in enumerate(names):
-        if name in names[:i]:
-            raise ValueError(f"{source} names axis {name!r} twice; each axis is named once.")

@@ -3,11 +3,12 @@
 import dataclasses
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
-from xtrax.tiling._batch_plan import BatchPlan, label, refuse_duplicates
+from xtrax.tiling._batch_plan import BatchPlan, label
 from xtrax.tiling._by_size import by_limit, by_size, remainder_text
 from xtrax.tiling._check import check_callable, check_names
+from xtrax.tiling._claims import by_axis, refuse_duplicates
 from xtrax.tiling._dedup_data import search, without
 from xtrax.tiling._fit import fit
 from xtrax.tiling._memory import MemoryBudget
@@ -21,8 +22,6 @@ from xtrax.tiling.roles import AxisRole
 from xtrax.tiling.strategy import AxisStrategy, Bucket, SafeMap, Scan, WhileCarry
 
 __all__ = ["AxisDecision", "AxisSpec", "BatchPlan", "BatchPlanner", "MemoryBudget", "PlanMemory"]
-
-_Claim = TypeVar("_Claim", CarrySpec, DedupSpec)
 
 
 class BatchPlanner:
@@ -89,8 +88,8 @@ class BatchPlanner:
         self._memory_estimator = memory_estimator
         self._budget = budget
         self._solved = frozenset() if budget is None or isinstance(budget.solve, bool) else frozenset(budget.solve)
-        self._carries = _by_axis("carry_specs", carry_specs, CarrySpec)
-        self._dedups = _by_axis("dedup_specs", dedup_specs, DedupSpec)
+        self._carries = by_axis("carry_specs", carry_specs, CarrySpec)
+        self._dedups = by_axis("dedup_specs", dedup_specs, DedupSpec)
         self._heterogeneous = check_names("heterogeneous_axes", heterogeneous_axes)
 
     def plan(self, specs: Sequence[AxisSpec], *, data: Mapping[str, Any] | None = None) -> BatchPlan:
@@ -276,16 +275,3 @@ def _infeasible(plan: BatchPlan, memory: PlanMemory, budget: MemoryBudget) -> Bu
         ".plan.",
         plan,
     )
-
-
-def _by_axis(name: str, specs: Sequence[_Claim] | None, kind: type[_Claim]) -> dict[str, _Claim]:
-    """The specs by the axis that they name."""
-    if specs is None:
-        return {}
-    if not isinstance(specs, Collection) or isinstance(specs, str):
-        raise TypeError(f"{name} must be a sequence, but is {specs!r}; put a single spec into a list.")
-    for spec in specs:
-        if not isinstance(spec, kind):
-            raise TypeError(f"{name} must hold {kind.__name__} objects, but one is {spec!r}.")
-    refuse_duplicates(name, [spec.axis_name for spec in specs])
-    return {spec.axis_name: spec for spec in specs}
