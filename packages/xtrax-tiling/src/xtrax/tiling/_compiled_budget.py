@@ -4,11 +4,13 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from xtrax.tiling._axes import resolve_axes
+from xtrax.tiling._batch_plan import BatchPlan
 from xtrax.tiling._chunked import map_chunks
+from xtrax.tiling._execute_args import check_axes, check_sizes
 from xtrax.tiling._layout import Chunks
 from xtrax.tiling._programs import Program, as_abstract, compiled_bytes
 from xtrax.tiling._spec import AxisDecision
-from xtrax.tiling.iterator import SafeMapIterator
+from xtrax.tiling.execute import execute_plan
 from xtrax.tiling.strategy import Bucket, SafeMap, Vmap
 
 
@@ -50,7 +52,8 @@ class CompiledEstimate:
         return self.known[key]
 
     def _of_elements(self, decisions: tuple[AxisDecision, ...]) -> Callable[..., Any]:
-        return lambda *args: _nest(self.fn, decisions, args, self.axes)
+        plan = BatchPlan(decisions)
+        return lambda *args: execute_plan(self.fn, plan, *args, axes=self.axes)
 
     def _batched(self, decisions: tuple[AxisDecision, ...]) -> Callable[..., Any]:
         if len(decisions) != 1 or not isinstance(decisions[0].strategy, (Vmap, SafeMap)):
@@ -59,36 +62,15 @@ class CompiledEstimate:
                 f"a function of a batch is run along one axis, all at once or in chunks, but the plan has {found}; "
                 "pass a function of one element, and batched=False."
             )
-        spec, limit = decisions[0].spec, decisions[0].batch_size
-        entries = [0 if _has(entry, spec.name) else None for entry in self.axes or [spec.name] * len(self.args)]
+        names = check_axes(decisions, self.args, self.axes)
+        check_sizes(decisions, self.args, names)
+        chunks = Chunks.balanced(decisions[0].spec.cardinality, max(decisions[0].batch_size, 1))
 
         def run(*args: Any) -> Any:
-            axes = resolve_axes(args, tuple(entries))
-            if axes.size != spec.cardinality:
-                raise ValueError(
-                    f"axis {spec.name!r} has cardinality {spec.cardinality}, but the arguments of for_function have "
-                    f"{axes.size} elements; give them as they are run, with all elements."
-                )
-            chunks = Chunks.balanced(axes.size, max(limit, 1))
+            axes = resolve_axes(args, tuple(0 if entry else None for entry in names))
             return map_chunks(axes.of_mapped(lambda xs: self.fn(*xs)), axes.mapped, axes.mapped_axes, chunks)
 
         return run
-
-
-def _nest(fn, decisions, args, axes):
-    axes = axes or [tuple(d.spec.name for d in decisions)] * len(args)
-    if not decisions:
-        return fn(*args)
-    axes = [() if e is None else (e,) if isinstance(e, str) else tuple(e) for e in axes]
-    name = decisions[0].spec.name
-    in_axes = tuple(e.index(name) if name in e else None for e in axes)
-    rest = [tuple(n for n in e if n != name) for e in axes]
-    it = SafeMapIterator(max(decisions[0].batch_size, 1))
-    return it(lambda xs: _nest(fn, decisions[1:], xs, rest), args, in_axes)
-
-
-def _has(entry: Any, name: str) -> bool:
-    return entry == name or (entry is not None and not isinstance(entry, str) and name in entry)
 
 
 def _signature(decision: AxisDecision) -> Hashable:

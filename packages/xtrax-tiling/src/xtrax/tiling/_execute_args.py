@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from xtrax.tiling._batch_plan import BatchPlan
 from xtrax.tiling._check import check_callable, check_name
 from xtrax.tiling._spec import AxisDecision
 from xtrax.tiling.errors import DispatchRejected
-from xtrax.tiling.plan import BatchPlan
 from xtrax.tiling.strategy import Bucket, DedupGather, SafeMap, Scan, Vmap, WhileCarry
 
 

@@ -54,7 +54,7 @@ class MemoryBudget:
         cls,
         fn: Callable[..., Any],
         *abstract_args: Any,
-        axes: Sequence[str | Sequence[str] | None] | None = None,
+        axes: Sequence[Sequence[str] | None] | None = None,
         bytes: int | Literal["device"] = "device",
         batched: bool = False,
     ) -> "MemoryBudget":

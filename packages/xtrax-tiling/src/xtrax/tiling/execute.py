@@ -8,13 +8,13 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from xtrax.tiling._batch_plan import BatchPlan
 from xtrax.tiling._execute_args import Bound, bind, check_axes, check_key, check_plan, check_sizes
 from xtrax.tiling._execute_axes import Axis, Nest, Operand, Result, run_nest
 from xtrax.tiling._execute_program import run_program
 from xtrax.tiling._hooks import NO_HOOK, AxisHook
 from xtrax.tiling._spec import AxisDecision
 from xtrax.tiling.errors import DispatchRejected
-from xtrax.tiling.plan import BatchPlan
 from xtrax.tiling.strategy import Bucket, DedupGather, SafeMap, Scan
 
 __all__ = ["execute_plan"]
