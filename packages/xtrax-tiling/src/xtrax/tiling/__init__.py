@@ -24,6 +24,7 @@ from xtrax.tiling.iterator import (
     safe_map,
     safe_scan,
 )
+from xtrax.tiling.jacobian import tiled_hessian, tiled_jacfwd, tiled_jacrev
 from xtrax.tiling.plan import AxisDecision, AxisSpec, BatchPlan, BatchPlanner, MemoryBudget, PlanMemory
 from xtrax.tiling.reducers import Reducer
 from xtrax.tiling.roles import AxisRole
@@ -92,4 +93,7 @@ __all__ = [
     "safe_scan",
     "select_bucket",
     "suggest_boundaries",
+    "tiled_hessian",
+    "tiled_jacfwd",
+    "tiled_jacrev",
 ]

@@ -1,0 +1,285 @@
+"""Jacobians and Hessians a chunk of rows or columns at a time.
+
+`jax.jacfwd` and `jax.jacrev` push the whole standard basis through the derivative at once, and so keep as many copies
+of every intermediate value as there are inputs or outputs. Here the function is linearised once, and only
+`batch_size` basis vectors are in flight; each is made from its index, so that no identity matrix exists either.
+"""
+
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from xtrax.tiling._check import check_bool, check_callable, check_int
+from xtrax.tiling._chunked import chunked_vmap
+from xtrax.tiling._layout import Chunks
+
+
+def tiled_jacfwd(
+    fn: Callable[..., Any],
+    argnums: int | Sequence[int] = 0,
+    *,
+    batch_size: int | None = None,
+    has_aux: bool = False,
+) -> Callable[..., Any]:
+    """`jax.jacfwd`, a chunk of columns at a time: for functions with fewer inputs than outputs.
+
+    `fn` is evaluated and linearised once (`jax.linearize`), whatever the number of chunks. The result can be traced,
+    mapped and differentiated like that of `jax.jacfwd`; use it inside `jax.jit`, which fuses the loop.
+
+    Args:
+        fn: a function whose arguments at `argnums` are pytrees of real floating arrays, and whose output is a pytree of
+            arrays.
+        argnums: the positional argument, or the sequence of them, to differentiate with respect to.
+        batch_size: the most columns (entries of the inputs) that are pushed forward at once; None is all of them.
+        has_aux: whether `fn` returns a pair, of which the second is passed on and not differentiated.
+
+    Returns:
+        A function of the arguments of `fn`, with the result of `jax.jacfwd(fn, argnums, has_aux=has_aux)`: each leaf of
+        the output, of shape `out`, becomes a pytree like the input, with leaves `(*out, *in)` of the output's dtype.
+
+    Raises:
+        TypeError: an argument of the wrong kind; when called, an input that is no real floating array.
+        ValueError: `batch_size` below 1, duplicate or no `argnums`; when called, `argnums` that `fn` is not given.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from xtrax.tiling import tiled_jacfwd
+        >>> print(tiled_jacfwd(lambda x: x**2, batch_size=2)(jnp.arange(3.0)))
+        [[0. 0. 0.]
+         [0. 2. 0.]
+         [0. 0. 4.]]
+    """
+    return _Derivative("tiled_jacfwd", fn, argnums, batch_size, has_aux).function(_forward)
+
+
+def tiled_jacrev(
+    fn: Callable[..., Any],
+    argnums: int | Sequence[int] = 0,
+    *,
+    batch_size: int | None = None,
+    has_aux: bool = False,
+) -> Callable[..., Any]:
+    """`jax.jacrev`, a chunk of rows at a time: for functions with fewer outputs than inputs.
+
+    `fn` is evaluated once (`jax.vjp`), whatever the number of chunks. The result can be traced, mapped and
+    differentiated like that of `jax.jacrev`; use it inside `jax.jit`, which fuses the loop.
+
+    Args:
+        fn: a function whose arguments at `argnums` are pytrees of real floating arrays, and whose output is one too.
+        argnums: the positional argument, or the sequence of them, to differentiate with respect to.
+        batch_size: the most rows (entries of the outputs) that are pulled back at once; None is all of them.
+        has_aux: whether `fn` returns a pair, of which the second is passed on and not differentiated.
+
+    Returns:
+        A function of the arguments of `fn`, with the result of `jax.jacrev(fn, argnums, has_aux=has_aux)`: each leaf of
+        the output, of shape `out`, becomes a pytree like the input, with leaves `(*out, *in)` of the input's dtype.
+
+    Raises:
+        TypeError: an argument of the wrong kind; when called, an input or output that is no real floating array.
+        ValueError: `batch_size` below 1, duplicate or no `argnums`; when called, `argnums` that `fn` is not given.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from xtrax.tiling import tiled_jacrev
+        >>> print(tiled_jacrev(lambda x: jnp.cumsum(x) * x, batch_size=2)(jnp.ones(3)))
+        [[2. 0. 0.]
+         [1. 3. 0.]
+         [1. 1. 4.]]
+    """
+    return _Derivative("tiled_jacrev", fn, argnums, batch_size, has_aux).function(_reverse)
+
+
+def tiled_hessian(
+    fn: Callable[..., Any],
+    argnums: int | Sequence[int] = 0,
+    *,
+    batch_size: int | None = None,
+    has_aux: bool = False,
+) -> Callable[..., Any]:
+    """`jax.hessian`, a chunk of columns at a time: forward mode over one reverse pass.
+
+    The gradient of `fn` is linearised once, whatever the number of chunks. Of a `fn` with several outputs, each column
+    holds them all.
+
+    Args:
+        fn: a function whose arguments at `argnums` are pytrees of real floating arrays, and whose output, most often a
+            scalar, is one too.
+        argnums: the positional argument, or the sequence of them, to differentiate with respect to.
+        batch_size: the most columns (entries of the inputs) at once; None is all of them.
+        has_aux: whether `fn` returns a pair, of which the second is passed on and not differentiated.
+
+    Returns:
+        A function of the arguments of `fn`, with the result of `jax.hessian(fn, argnums, has_aux=has_aux)`: leaves
+        `(*out, *in, *in)`, in a pytree of the output's structure whose leaves are pytrees like the input, twice.
+
+    Raises:
+        TypeError: an argument of the wrong kind; when called, an input or output that is no real floating array.
+        ValueError: `batch_size` below 1, duplicate or no `argnums`; when called, `argnums` that `fn` is not given.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from xtrax.tiling import tiled_hessian
+        >>> print(tiled_hessian(lambda x: jnp.prod(x), batch_size=1)(jnp.array([2.0, 3.0])))
+        [[0. 1.]
+         [1. 0.]]
+    """
+    gradient = _Derivative("tiled_hessian", fn, argnums, None, has_aux).function(_reverse)
+    return _Derivative("tiled_hessian", gradient, argnums, batch_size, has_aux).function(_forward)
+
+
+class _Derivative:
+    """Checked arguments of one of the functions above."""
+
+    def __init__(self, name: str, fn: Any, argnums: Any, batch_size: Any, has_aux: Any) -> None:
+        self.name = name
+        self.fn = check_callable("fn", fn, "fn(*args)")
+        self.single = not isinstance(argnums, (tuple, list))
+        self.argnums = tuple(_check_argnum(argnum) for argnum in ((argnums,) if self.single else argnums))
+        if not self.argnums:
+            raise ValueError("argnums is empty; name at least one positional argument of fn, such as 0.")
+        self.batch_size = None if batch_size is None else check_int("batch_size", batch_size, 1)
+        self.has_aux = check_bool("has_aux", has_aux)
+
+    def function(self, jacobian: Callable[..., Any]) -> Callable[..., Any]:
+        """`fn`'s derivative as a function of its arguments."""
+
+        # `updated` is empty, as a module's fields are no attributes of its derivative.
+        @functools.wraps(self.fn, updated=())
+        def derivative(*args: Any, **kwargs: Any) -> Any:
+            places = self._places(len(args))
+            inputs = tuple(self._as_inputs(f"args[{place}]", args[place]) for place in places)
+
+            def of_inputs(*values: Any) -> Any:
+                merged = list(args)
+                for place, value in zip(places, values, strict=True):
+                    merged[place] = value
+                return self.fn(*merged, **kwargs)
+
+            return jacobian(self, of_inputs, inputs)
+
+        return derivative
+
+    def _places(self, given: int) -> list[int]:
+        """The non-negative argument numbers."""
+        for argnum in self.argnums:
+            if not -given <= argnum < given:
+                raise ValueError(
+                    f"argnums has {argnum}, but {self.name}'s function was called with {given} positional arguments; "
+                    "pass what is differentiated by position, or change argnums."
+                )
+        places = [argnum % given for argnum in self.argnums]
+        if len(set(places)) < len(places):
+            raise ValueError(f"argnums is {self.argnums}, which names an argument twice; name each once.")
+        return places
+
+    def _as_inputs(self, where: str, tree: Any) -> Any:
+        named, treedef = jax.tree_util.tree_flatten_with_path(tree)
+        leaves = []
+        for path, leaf in named:
+            name = f"{where}{jax.tree_util.keystr(path)}"
+            if not isinstance(leaf, (jax.Array, np.ndarray, np.generic, bool, int, float, complex)):
+                raise TypeError(
+                    f"{name} is differentiated with respect to, but is no array ({type(leaf).__name__}); "
+                    "pass the arrays alone, for example by eqx.partition."
+                )
+            leaf = jnp.asarray(leaf)
+            self.check_real(name, leaf, "convert it to a float, or leave it out of argnums")
+            leaves.append(leaf)
+        return treedef.unflatten(leaves)
+
+    def check_real(self, name: str, leaf: Any, remedy: str) -> None:
+        """Refuse what is no real floating array."""
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            found = f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"
+            raise TypeError(f"{self.name} takes real floating arrays, but {name} is {found}; {remedy}.")
+
+    def of_basis(self, of_index: Callable[[jax.Array], Any], size: int) -> Any:
+        """`of_index` of all indices of a basis, stacked along a leading axis."""
+        chunks = Chunks.balanced(size, self.batch_size or max(size, 1))
+        return chunked_vmap(lambda index: of_index(index[0]), [jnp.arange(size)], [0], chunks)
+
+
+def _check_argnum(argnum: Any) -> int:
+    if isinstance(argnum, bool) or not isinstance(argnum, (int, np.integer)):
+        raise TypeError(
+            f"argnums must be an int or a sequence of ints, but has {argnum!r} ({type(argnum).__name__}); "
+            "it counts the positional arguments of fn from 0."
+        )
+    return int(argnum)
+
+
+def _forward(settings: _Derivative, fn: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:
+    y, push, *aux = jax.linearize(fn, *inputs, has_aux=settings.has_aux)
+    ins, in_tree = jax.tree.flatten(inputs)
+    outs, out_tree = jax.tree.flatten(y)
+    # The derivative of what is no float is zero, and JAX's tangents of it hold no numbers.
+    moves = [jnp.issubdtype(jnp.result_type(out), jnp.inexact) for out in outs]
+    size = sum(leaf.size for leaf in ins)
+
+    def column(index: jax.Array) -> list[jax.Array]:
+        dots = jax.tree.leaves(push(*in_tree.unflatten(_basis_vector(ins, index))))
+        return [dot for dot, moving in zip(dots, moves, strict=True) if moving]
+
+    columns = iter(settings.of_basis(column, size) if any(moves) else [])
+    jacobian = []
+    for out, moving in zip(outs, moves, strict=True):
+        if moving:
+            parts = _split(jnp.moveaxis(next(columns), 0, -1), ins, -1)
+            blocks = [part.reshape(out.shape + leaf.shape) for part, leaf in zip(parts, ins, strict=True)]
+        else:
+            blocks = [jnp.zeros(jnp.shape(out) + leaf.shape, out.dtype) for leaf in ins]
+        jacobian.append(_by_argument(settings, in_tree, blocks))
+    return _with_aux(out_tree.unflatten(jacobian), aux)
+
+
+def _reverse(settings: _Derivative, fn: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:
+    y, pull, *aux = jax.vjp(fn, *inputs, has_aux=settings.has_aux)
+    ins, in_tree = jax.tree.flatten(inputs)
+    outs, out_tree = jax.tree.flatten(y)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(y):
+        settings.check_real(f"output{jax.tree_util.keystr(path)}", leaf, "return its real parts, or return it as aux")
+    size = sum(leaf.size for leaf in outs)
+
+    def row(index: jax.Array) -> list[jax.Array]:
+        return jax.tree.leaves(pull(out_tree.unflatten(_basis_vector(outs, index))))
+
+    rows = settings.of_basis(row, size) if outs else []
+    by_input = [_split(stacked, outs, 0) for stacked in rows]
+    jacobian = []
+    for i, out in enumerate(outs):
+        blocks = [parts[i].reshape(out.shape + leaf.shape) for parts, leaf in zip(by_input, ins, strict=True)]
+        jacobian.append(_by_argument(settings, in_tree, blocks))
+    return _with_aux(out_tree.unflatten(jacobian), aux)
+
+
+def _basis_vector(leaves: Sequence[jax.Array], index: jax.Array) -> list[jax.Array]:
+    """One at entry `index` of all the leaves' entries, zero elsewhere."""
+    vector = []
+    first = 0
+    for leaf in leaves:
+        at = (jnp.arange(leaf.size) == index - first).reshape(leaf.shape)
+        # Made from the leaf, it has its sharding, and varies over the devices that the leaf varies over.
+        vector.append(jnp.where(at, jnp.ones_like(leaf), jnp.zeros_like(leaf)))
+        first += leaf.size
+    return vector
+
+
+def _split(stacked: jax.Array, leaves: Sequence[jax.Array], axis: int) -> list[jax.Array]:
+    """The parts of an axis of all the leaves' entries that belong to each leaf."""
+    if len(leaves) == 1:
+        return [stacked]
+    return jnp.split(stacked, list(itertools.accumulate(leaf.size for leaf in leaves[:-1])), axis)
+
+
+def _by_argument(settings: _Derivative, in_tree: Any, blocks: list[jax.Array]) -> Any:
+    arguments = in_tree.unflatten(blocks)
+    return arguments[0] if settings.single else arguments
+
+
+def _with_aux(jacobian: Any, aux: list[Any]) -> Any:
+    return (jacobian, aux[0]) if aux else jacobian
