@@ -123,6 +123,7 @@ def test_bucketized_elements_of_one_bucket_share_one_program():
         (np.ones(3), 4, {"pad_value": "0"}, TypeError, "must be a number"),
         (np.ones(3), 4, {"pad_value": [0, 1]}, ValueError, "prefix of xs"),
         (np.array(["a"]), 4, {}, TypeError, "numeric or bool array"),
+        (np.ma.masked_array([1, 2], [True, False]), 4, {}, TypeError, "xs is a masked array"),
     ],
 )
 def test_bad_padding_is_refused(xs, size, options, error, message):

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from xtrax.tiling import DedupSpec, axis_dispatch, find_duplicates
 from xtrax.tiling import _duplicates as duplicates
+from xtrax.tiling import _host_arrays as host_arrays
 
 DTYPES = [bool, np.int8, np.int32, np.uint64, np.float16, ml_dtypes.bfloat16, np.float32, np.float64, np.complex64]
 
@@ -194,7 +195,7 @@ def test_tracers_are_refused():
 def test_arrays_of_several_hosts_are_refused():
     xs = np.ones(3).view(Elsewhere)
     with (
-        mock.patch.object(duplicates.jax, "Array", (jax.Array, Elsewhere)),
+        mock.patch.object(host_arrays.jax, "Array", (jax.Array, Elsewhere)),
         pytest.raises(ValueError, match=r"xs\[0\] has parts on other hosts"),
     ):
         find_duplicates([xs])

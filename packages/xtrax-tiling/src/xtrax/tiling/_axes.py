@@ -9,14 +9,17 @@ import jax.numpy as jnp
 import numpy as np
 
 
-def broadcast_prefix(name: str, prefix: Any, tree: Any, value: str = "an int, None,") -> list[Any]:
+def broadcast_prefix(
+    name: str, prefix: Any, tree: Any, value: str = "an int, None,", tree_name: str = "xs"
+) -> list[Any]:
     """The leaves of `prefix`, each repeated for the leaves of `tree` below it; None is a leaf.
 
     Args:
         name: the argument that `prefix` is, for messages.
         prefix: a leaf, or a pytree that ends where one of its leaves stands for all of `tree` below.
-        tree: the argument `xs`.
+        tree: what it is a prefix of.
         value: what a leaf of `prefix` may be, for messages.
+        tree_name: the argument that `tree` is, for messages.
 
     Raises:
         ValueError: `prefix` is not a prefix of `tree`.
@@ -30,8 +33,9 @@ def broadcast_prefix(name: str, prefix: Any, tree: Any, value: str = "an int, No
     if mismatch := _mismatch("", parts, jax.tree.structure(tree)):
         path, found, there = mismatch
         raise ValueError(
-            f"{name} must be {value} or a pytree of such values that is a prefix of xs, but {name}{path} is {found}, "
-            f"where xs{path} is {there}; give {name}{path} one value for all of xs{path}, or the structure that it has."
+            f"{name} must be {value} or a pytree of such values that is a prefix of {tree_name}, but {name}{path} is "
+            f"{found}, where {tree_name}{path} is {there}; give {name}{path} one value for all of {tree_name}{path}, "
+            "or the structure that it has."
         )
     jax.tree.map(repeat, prefix, tree, is_leaf=lambda node: node is None)
     return spread

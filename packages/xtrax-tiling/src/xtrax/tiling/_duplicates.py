@@ -7,7 +7,8 @@ from typing import Any
 import jax
 import numpy as np
 import numpy.typing as npt
-from jax.core import Tracer
+
+from xtrax.tiling._host_arrays import check_readable
 
 _BLOCK_BYTES = 1 << 19  # rows are read in blocks of this size, which stay in the cache between passes
 _WORD = 8
@@ -61,22 +62,11 @@ def group_rows(leaves: list[npt.NDArray[Any]], size: int) -> tuple[npt.NDArray[n
 
 
 def _host_leaf(name: str, leaf: Any) -> npt.NDArray[Any]:
-    if isinstance(leaf, Tracer):
-        raise TypeError(
-            f"{name} is being traced, and its values are not known yet; look for duplicates before jax.jit, not inside."
-        )
-    if isinstance(leaf, np.ma.MaskedArray):
-        raise TypeError(f"{name} is a masked array, whose masked values have no defined bytes; fill it first.")
+    check_readable(name, leaf, "the search for duplicates")
     if not isinstance(leaf, (jax.Array, np.ndarray)):
         raise TypeError(f"{name} must be a numpy or JAX array, but is {leaf!r} ({type(leaf).__name__}).")
-    if isinstance(leaf, jax.Array):
-        if not leaf.is_fully_addressable:
-            raise ValueError(
-                f"{name} has parts on other hosts, which this one cannot read; gather it first, with "
-                "jax.experimental.multihost_utils.process_allgather."
-            )
-        if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-            leaf = jax.random.key_data(leaf)
+    if isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        leaf = jax.random.key_data(leaf)
     array = np.asarray(leaf)
     if array.dtype.hasobject or array.dtype.names is not None or array.dtype.char in "gG":
         raise TypeError(

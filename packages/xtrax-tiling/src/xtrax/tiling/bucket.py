@@ -6,11 +6,11 @@ from typing import Any
 import jax
 import numpy as np
 import numpy.typing as npt
-from jax.core import Tracer
 
 from xtrax.tiling._axes import broadcast_prefix
 from xtrax.tiling._boundaries import padding_waste, suggest_boundaries
 from xtrax.tiling._check import check_boundaries, check_int
+from xtrax.tiling._host_arrays import exact_scalar, number_array
 
 __all__ = ["bucketize", "padding_waste", "select_bucket", "suggest_boundaries"]
 
@@ -59,9 +59,10 @@ def bucketize(xs: Any, bucket_size: int, *, pad_value: Any = 0, axis: Any = 0) -
         `(bucket_size,)` bool array that is True where the data is.
 
     Raises:
-        TypeError: tracers, typed PRNG keys or other leaves that are no numeric arrays; a size that is not an integer.
-        ValueError: no leaves, leaves that disagree about the length, a leaf without that axis, a bucket shorter than
-            the data, or a pad value that the dtype cannot hold.
+        TypeError: tracers, masked arrays, typed PRNG keys or other leaves that are no numeric arrays; a size that is
+            not an integer.
+        ValueError: arrays with parts on other hosts, no leaves, leaves that disagree about the length, a leaf without
+            that axis, a bucket shorter than the data, or a pad value that the dtype cannot hold.
 
     >>> padded, mask = bucketize(np.array([3, 1, 4]), 5, pad_value=-1)
     >>> padded.tolist(), mask.tolist()
@@ -70,7 +71,7 @@ def bucketize(xs: Any, bucket_size: int, *, pad_value: Any = 0, axis: Any = 0) -
     bucket_size = check_int("bucket_size", bucket_size, 1)
     named, treedef = jax.tree_util.tree_flatten_with_path(xs)
     names = [f"xs{jax.tree_util.keystr(path)}" for path, _ in named]
-    arrays = [_host_array(name, leaf) for name, (_, leaf) in zip(names, named, strict=True)]
+    arrays = [number_array(name, leaf, "bucketize") for name, (_, leaf) in zip(names, named, strict=True)]
     axes = broadcast_prefix("axis", axis, xs)
     values = broadcast_prefix("pad_value", pad_value, xs, "a number")
     padded_axes = {
@@ -98,17 +99,6 @@ def bucketize(xs: Any, bucket_size: int, *, pad_value: Any = 0, axis: Any = 0) -
     return jax.tree.unflatten(treedef, arrays), np.arange(bucket_size) < length
 
 
-def _host_array(name: str, leaf: Any) -> npt.NDArray[Any]:
-    if isinstance(leaf, Tracer):
-        raise TypeError(f"{name} is being traced; bucketize runs on the host: call it before jax.jit, not inside.")
-    if isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-        raise TypeError(f"{name} holds typed PRNG keys; pass jax.random.key_data of it.")
-    array = np.asarray(leaf)
-    if array.dtype.kind in "OSUMm":
-        raise TypeError(f"{name} must be a numeric or bool array, but has dtype {array.dtype}.")
-    return array
-
-
 def _normal_axis(name: str, array: npt.NDArray[Any], axis: Any) -> int:
     axis = check_int("axis", axis, -array.ndim if array.ndim else -1)
     if axis >= array.ndim:
@@ -118,18 +108,6 @@ def _normal_axis(name: str, array: npt.NDArray[Any], axis: Any) -> int:
 
 def _pad(name: str, array: npt.NDArray[Any], axis: int, size: int, value: Any) -> npt.NDArray[Any]:
     shape = (*array.shape[:axis], size, *array.shape[axis + 1 :])
-    padded = np.full(shape, _exact(name, value, array.dtype), array.dtype)
+    padded = np.full(shape, exact_scalar(name, value, array.dtype), array.dtype)
     padded[(slice(None),) * axis + (slice(array.shape[axis]),)] = array
     return padded
-
-
-def _exact(name: str, value: Any, dtype: np.dtype[Any]) -> Any:
-    """`value` as a scalar of `dtype`; a float may round, but an integer or bool dtype must hold it exactly."""
-    number = np.asarray(value)
-    if number.ndim or number.dtype.kind not in "biufc":
-        raise TypeError(f"pad_value for {name} must be a number, but is {value!r} ({type(value).__name__}).")
-    with np.errstate(all="ignore"):
-        cast = number.astype(dtype)
-    if dtype.kind in "biu" and not cast == number:
-        raise ValueError(f"pad_value {value!r} does not fit {name} of dtype {dtype}; give one that it can hold.")
-    return cast
