@@ -83,7 +83,7 @@ def loops(kinds: Any, x: np.ndarray, v: np.ndarray, seen: Any = None) -> tuple[A
             inner.append(carries)
             if seen is not None:
                 seen[k][(*index, i)] = np.asarray(y)
-        carries = {name: np.stack([c[name] for c in inner]) for name in inner[0]}
+        carries: dict[str, Any] = {name: np.stack([c[name] for c in inner]) for name in inner[0]}
         if kinds[k] == "scan":
             carries[f"axis{k}"] = carry
         return np.stack(outputs), carries
@@ -106,7 +106,7 @@ def effects(kinds: Any, batch: int = 2) -> list[tuple[int, tuple[int, ...]]]:
         else:
             together = [every]
         for group in together:
-            inner = [(*lane, i) for lane in lanes for i in group]
+            inner: list[tuple[int, ...]] = [(*lane, i) for lane in lanes for i in group]
             nest(k + 1, inner)
             events.extend((k, index) for index in inner)
 

@@ -38,7 +38,7 @@ class Bound:
 
 
 def bind(fn: Any, args: Sequence[Any], axes: Sequence[tuple[str, ...]], key: Any) -> Bound:
-    """Flatten `fn` and its arguments; leaves that are no arrays are kept as they are, as `jax.vmap` does for None axes."""
+    """Flatten `fn` and its arguments; leaves that are no arrays stay as they are, as `jax.vmap` keeps those of no axis."""
     arrays: list[Any] = []
     dims: list[tuple[str, ...]] = []
     groups = []

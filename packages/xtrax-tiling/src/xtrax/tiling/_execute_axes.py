@@ -1,8 +1,8 @@
 """The recursion over the axes of a plan, on the device.
 
 Axes that are mapped become lanes: leading dimensions, in plan order, that everything inside carries along. Loops (Scan
-axes, chunks) run outside the lanes, whatever their place in the plan, and the function, the transitions and the fuses are
-mapped over the lanes by `jax.vmap`. So effects are issued for all lanes at once, outside any `vmap`.
+axes, chunks) run outside the lanes, whatever their place in the plan, and the function, the transitions and the fuses
+are mapped over the lanes by `jax.vmap`. So effects are issued for all lanes at once, outside any `vmap`.
 """
 
 import dataclasses
@@ -16,29 +16,29 @@ from jax import lax
 
 from xtrax.tiling._carry_check import checked_transition
 from xtrax.tiling._chunked import map_chunks
+from xtrax.tiling._execute_lanes import (
+    Lane,
+    Operand,
+    all_taken,
+    as_lane,
+    axis_size,
+    broadcast,
+    mapped_over,
+    merge,
+    moved,
+    of_lanes,
+    over,
+    split_off,
+    taken,
+)
 from xtrax.tiling._hooks import AxisHook
 from xtrax.tiling._layout import Chunks
 from xtrax.tiling.carry import materialize_carry
 from xtrax.tiling.reducers import Reducer
-from xtrax.tiling.strategy import DedupGather, SafeMap, Scan, Vmap
+from xtrax.tiling.strategy import DedupGather, SafeMap, Scan
 
-
-class Operand(NamedTuple):
-    """An array and the plan axes that are its leading dimensions: those that are lanes first, in plan order."""
-
-    value: Any
-    dims: tuple[str, ...]
-
-
-class Lane(NamedTuple):
-    """An axis whose elements are computed at once, as a dimension.
-
-    `copies` is set for the distinct elements of a DedupGather axis, which stand for more elements than they are.
-    """
-
-    name: str
-    size: int
-    copies: DedupGather | None = None
+PADDING = np.int32(2**31 - 1)
+"""The number of an element that is only there to fill up."""
 
 
 class Result(NamedTuple):
@@ -54,7 +54,7 @@ class Axis:
     """One axis of the plan and what happens at its edge."""
 
     name: str
-    strategy: Vmap | SafeMap | Scan | DedupGather
+    strategy: Any  # Vmap, SafeMap, Scan or DedupGather, which each function below takes apart
     hook: AxisHook
 
 
@@ -67,7 +67,7 @@ class Nest:
         call: from the list of one element of each operand to the outputs.
         groups: the operands of each argument and their tree, for the `dedup_fn` of a DedupGather.
         positions: for each axis, which operand numbers its elements; empty where nobody asks.
-        end: how many elements of the outermost axis are real, those with a larger number being padding; None for all.
+        padded: whether the outermost axis may have elements that are only padding, numbered `PADDING`.
         fires: whether `call` has side effects.
     """
 
@@ -75,7 +75,7 @@ class Nest:
     call: Callable[[list[Any]], Any]
     groups: tuple[tuple[tuple[int, ...], Any], ...] = ()
     positions: tuple[int, ...] = ()
-    end: int | None = None
+    padded: bool = False
     fires: bool = False
 
     def emits(self, k: int) -> bool:
@@ -99,12 +99,12 @@ def finish(axis: Axis, result: Result, lanes: Sequence[Lane] = ()) -> Result:
     if fuse is None:
         return result
     apply = fuse.finalize if isinstance(fuse, Reducer) else fuse
-    return result._replace(values=_over(lanes, apply)(result.values))
+    return result._replace(values=over(lanes, apply)(result.values))
 
 
 def _run(nest: Nest, k: int, operands: Sequence[Operand], lanes: tuple[Lane, ...]) -> Result:
     if k == len(nest.axes):
-        return Result(_of_lanes(nest.call, operands, lanes), {})
+        return Result(of_lanes(nest.call, operands, lanes), {})
     return finish(nest.axes[k], _axis(nest, k, operands, lanes), lanes)
 
 
@@ -126,16 +126,10 @@ def _axis(nest: Nest, k: int, operands: Sequence[Operand], lanes: tuple[Lane, ..
     return _lanes(nest, k, operands, lanes)
 
 
-def axis_size(operands: Sequence[Operand], name: str) -> int:
-    """How many elements the operands have along an axis."""
-    op = next(op for op in operands if name in op.dims)
-    return op.value.shape[op.dims.index(name)]
-
-
 def _lanes(nest: Nest, k: int, operands: Sequence[Operand], lanes: tuple[Lane, ...]) -> Result:
     """All elements at once."""
     axis = nest.axes[k]
-    inner = _as_lane(operands, axis.name, lanes)
+    inner = as_lane(operands, axis.name, lanes)
     lane = Lane(axis.name, axis_size(operands, axis.name))
     result = _run(nest, k + 1, inner, (*lanes, lane))
     values, token = _emit(nest, k, result.values, inner, (*lanes, lane))
@@ -150,8 +144,8 @@ def _lanes(nest: Nest, k: int, operands: Sequence[Operand], lanes: tuple[Lane, .
 def _chunks(nest: Nest, k: int, operands: Sequence[Operand], lanes: tuple[Lane, ...]) -> Result:
     """A chunk after another, without effects: the last one may overlap."""
     axis = nest.axes[k]
-    mapped, at = _split_off(operands, axis.name)
-    chunks = Chunks.balanced(axis_size(operands, axis.name), axis.strategy.batch_size)  # ty: ignore[unresolved-attribute]
+    mapped, at = split_off(operands, axis.name)
+    chunks = Chunks.balanced(axis_size(operands, axis.name), axis.strategy.batch_size)
     lane = Lane(axis.name, chunks.size)
 
     def of_chunk(leaves: list[Any]) -> Any:
@@ -159,18 +153,18 @@ def _chunks(nest: Nest, k: int, operands: Sequence[Operand], lanes: tuple[Lane, 
         for i, leaf in zip(mapped, leaves, strict=True):
             dims = tuple(name for name in ops[i].dims if name != axis.name)
             ops[i] = Operand(leaf, (axis.name, *dims))
-        result = _run(nest, k + 1, _as_lane(ops, axis.name, lanes), (*lanes, lane))
-        return _moved((result.values, result.carries), len(lanes), 0)
+        result = _run(nest, k + 1, as_lane(ops, axis.name, lanes), (*lanes, lane))
+        return moved((result.values, result.carries), len(lanes), 0)
 
     values, carries = map_chunks(of_chunk, [jnp.asarray(operands[i].value) for i in mapped], at, chunks)
-    return Result(*_moved((values, carries), 0, len(lanes)))
+    return Result(*moved((values, carries), 0, len(lanes)))
 
 
 def _exact_chunks(nest: Nest, k: int, operands: Sequence[Operand], lanes: tuple[Lane, ...]) -> Result:
     """A chunk after another, each element once: the last one is shorter."""
     axis = nest.axes[k]
     reducer, depth = axis.hook.streamed, len(lanes)
-    size, batch = axis_size(operands, axis.name), axis.strategy.batch_size  # ty: ignore[unresolved-attribute]
+    size, batch = axis_size(operands, axis.name), axis.strategy.batch_size
 
     def inner_of(start: Any, length: int) -> tuple[list[Operand], tuple[Lane, ...]]:
         cut = [
@@ -179,7 +173,7 @@ def _exact_chunks(nest: Nest, k: int, operands: Sequence[Operand], lanes: tuple[
             else op
             for op in operands
         ]
-        return _as_lane(cut, axis.name, lanes), (*lanes, Lane(axis.name, length))
+        return as_lane(cut, axis.name, lanes), (*lanes, Lane(axis.name, length))
 
     def of_chunk(carry: tuple[Any, Any], start: Any, length: int = batch) -> tuple[Any, Any]:
         token, state = carry
@@ -200,7 +194,7 @@ def _exact_chunks(nest: Nest, k: int, operands: Sequence[Operand], lanes: tuple[
     whole = size // batch
     carry, stacked = lax.scan(of_chunk, carry, jnp.arange(whole, dtype=jnp.int32) * batch)
     # (chunks, lanes..., batch, ...) to (lanes..., chunks * batch, ...)
-    parts = [jax.tree.map(lambda y: _merge(jnp.moveaxis(y, 0, depth), depth), stacked)]
+    parts = [jax.tree.map(lambda y: merge(jnp.moveaxis(y, 0, depth), depth), stacked)]
     if size % batch:
         carry, rest = of_chunk(carry, whole * batch, size % batch)
         parts.append(rest)
@@ -213,13 +207,13 @@ def _steps(nest: Nest, k: int, operands: Sequence[Operand], lanes: tuple[Lane, .
     """One element after another: with a carry at a Scan axis, else with none."""
     axis, depth = nest.axes[k], len(lanes)
     reducer, strategy = axis.hook.streamed, axis.strategy
-    mapped, at = _split_off(operands, axis.name)
+    mapped, at = split_off(operands, axis.name)
     xs = [jnp.moveaxis(jnp.asarray(operands[i].value), dim, 0) for i, dim in zip(mapped, at, strict=True)]
     stacks = axis.hook.stacks
     if isinstance(strategy, Scan):
         stacks = stacks and strategy.collect_outputs
-        step = _over(lanes, checked_transition(strategy.transition, collect_outputs=True))
-        first = _broadcast(materialize_carry(strategy.init), lanes)
+        step = over(lanes, checked_transition(strategy.transition, collect_outputs=True))
+        first = broadcast(materialize_carry(strategy.init), lanes)
     else:
         step, first = (lambda carry, y: (carry, y)), ()
 
@@ -250,7 +244,7 @@ def _steps(nest: Nest, k: int, operands: Sequence[Operand], lanes: tuple[Lane, .
         state = _first_state(reducer, jax.eval_shape(row_of_step, elements), lanes)
     carry = (jnp.int32(0) if nest.emits(k) else None, state, first)
     (token, state, last), stacked = lax.scan(of_step, carry, xs)
-    values, carries = _moved(stacked, 0, depth)
+    values, carries = moved(stacked, 0, depth)
     if isinstance(strategy, Scan):
         carries = {axis.name: last, **carries}
     return Result(values if reducer is None else state, carries, token)
@@ -259,27 +253,27 @@ def _steps(nest: Nest, k: int, operands: Sequence[Operand], lanes: tuple[Lane, .
 def _distinct(nest: Nest, k: int, operands: Sequence[Operand], lanes: tuple[Lane, ...]) -> Result:
     """The distinct elements at once, and their results handed out."""
     axis = nest.axes[k]
-    strategy: Any = axis.strategy
+    strategy = axis.strategy
     chosen = take_distinct(nest, operands, axis)
     lane = Lane(axis.name, strategy.k_bucket, strategy)
-    result = _run(nest, k + 1, _as_lane(chosen, axis.name, lanes), (*lanes, lane))
+    result = _run(nest, k + 1, as_lane(chosen, axis.name, lanes), (*lanes, lane))
     return hand_out(nest, k, result, operands, lanes)
 
 
 def take_distinct(nest: Nest, operands: Sequence[Operand], axis: Axis) -> list[Operand]:
     """The operands with only the distinct elements of a DedupGather axis."""
-    strategy: Any = axis.strategy
+    strategy = axis.strategy
     chosen = list(operands)
     if strategy.dedup_fn is None:
         for i, op in enumerate(operands):
             if axis.name in op.dims:
-                chosen[i] = op._replace(value=_taken(op.value, strategy.unique_indices, op.dims.index(axis.name)))
+                chosen[i] = op._replace(value=taken(op.value, strategy.unique_indices, op.dims.index(axis.name)))
         return chosen
     for indices, treedef in nest.groups:
         if not indices or axis.name not in operands[indices[0]].dims:
             continue
         dims = operands[indices[0]].dims
-        select = _mapped_over(dims.index(axis.name), lambda xs: strategy.dedup_fn(xs, strategy.unique_indices))
+        select = mapped_over(dims.index(axis.name), lambda xs: strategy.dedup_fn(xs, strategy.unique_indices))
         leading = dims.index(axis.name)
         leaves = jax.tree.leaves(select(treedef.unflatten([operands[i].value for i in indices])))
         for i, leaf in zip(indices, leaves, strict=True):
@@ -296,12 +290,12 @@ def take_distinct(nest: Nest, operands: Sequence[Operand], axis: Axis) -> list[O
 def hand_out(nest: Nest, k: int, result: Result, operands: Sequence[Operand], lanes: tuple[Lane, ...]) -> Result:
     """The results of the distinct elements of axis `k` for all, with the effects of its edge."""
     axis, depth = nest.axes[k], len(lanes)
-    strategy: Any = axis.strategy
+    strategy = axis.strategy
     if strategy.gather_fn is None:
-        values = _all_taken(result.values, strategy.index_map, depth)
+        values = all_taken(result.values, strategy.index_map, depth)
     else:
-        values = _over(lanes, lambda ys: strategy.gather_fn(ys, strategy.index_map))(result.values)
-    carries = _all_taken(result.carries, strategy.index_map, depth)
+        values = over(lanes, lambda ys: strategy.gather_fn(ys, strategy.index_map))(result.values)
+    carries = all_taken(result.carries, strategy.index_map, depth)
     lane = Lane(axis.name, strategy.index_map.size)
     values, fired = _emit(nest, k, values, operands, (*lanes, lane))
     if axis.hook.streamed is not None:
@@ -319,14 +313,14 @@ def _emit(nest: Nest, k: int, values: Any, operands: Sequence[Operand], lanes: t
         return values, None
     copied = [(dim, lane.copies) for dim, lane in enumerate(lanes) if lane.copies is not None]
     for dim, copies in copied:
-        values = _all_taken(values, copies.index_map, dim)
+        values = all_taken(values, copies.index_map, dim)
     index = jnp.stack([_grid(nest, j, operands, lanes, shape) for j in range(k + 1)], axis=1)
-    mask = None if nest.end is None else index[:, 0] < nest.end
+    mask = index[:, 0] < PADDING if nest.padded else None
     flat = jax.tree.map(lambda y: y.reshape(rows, *y.shape[len(shape) :]), values)
     flat, token = emit(flat, index, mask)
     values = jax.tree.map(lambda y: y.reshape(*shape, *y.shape[1:]), flat)
     for dim, copies in copied:
-        values = _all_taken(values, copies.unique_indices, dim)
+        values = all_taken(values, copies.unique_indices, dim)
     return values, None if token is None else jnp.asarray(token, jnp.int32)
 
 
@@ -334,12 +328,10 @@ def _grid(nest: Nest, j: int, operands: Sequence[Operand], lanes: Sequence[Lane]
     """The index in axis `j` of each row."""
     name = nest.axes[j].name
     dim = next((dim for dim, lane in enumerate(lanes) if lane.name == name), None)
-    if isinstance(nest.axes[j].strategy, DedupGather):
-        position = jnp.arange(shape[dim], dtype=jnp.int32)  # ty: ignore[invalid-argument-type]
-    else:
-        position = operands[nest.positions[j]].value
     if dim is None:  # a loop, which all lanes are in the same step of
-        return jnp.full(int(np.prod(shape)), position, jnp.int32)
+        return jnp.full(int(np.prod(shape)), operands[nest.positions[j]].value, jnp.int32)
+    copied = isinstance(nest.axes[j].strategy, DedupGather)
+    position = jnp.arange(shape[dim], dtype=jnp.int32) if copied else operands[nest.positions[j]].value
     along = [1] * len(shape)
     along[dim] = -1
     return jnp.broadcast_to(position.reshape(along), shape).reshape(-1)
@@ -347,86 +339,19 @@ def _grid(nest: Nest, j: int, operands: Sequence[Operand], lanes: Sequence[Lane]
 
 def _padding_mask(nest: Nest, k: int, operands: Sequence[Operand]) -> Any:
     """Which elements of axis `k` at hand are real, or None for all; only the outermost axis is ever padded."""
-    if nest.end is None or k > 0:
+    if not nest.padded or k > 0:
         return None
-    return operands[nest.positions[0]].value < nest.end
+    return operands[nest.positions[0]].value < PADDING
 
 
 def _first_state(reducer: Reducer, values: Any, lanes: Sequence[Lane]) -> Any:
     """The reducer's first state for elements of the types of `values`, whose axis follows the lanes."""
     element = jax.tree.map(lambda y: jax.ShapeDtypeStruct(y.shape[len(lanes) + 1 :], y.dtype), values)
-    return _broadcast(reducer.init(element), lanes)
+    return broadcast(reducer.init(element), lanes)
 
 
 def _update(reducer: Reducer, state: Any, values: Any, mask: Any, lanes: Sequence[Lane]) -> Any:
-    return _over(lanes, lambda state, values: reducer.update(state, values, mask))(state, values)
-
-
-def _of_lanes(call: Callable[[list[Any]], Any], operands: Sequence[Operand], lanes: Sequence[Lane]) -> Any:
-    """`call` mapped over the lanes, the outermost first; operands without a lane are the same for all of it."""
-    mapped: Callable[..., Any] = call
-    for lane in reversed(lanes):
-        in_axes = [0 if lane.name in op.dims else None for op in operands]
-        mapped = jax.vmap(mapped, in_axes=(in_axes,), axis_size=lane.size)
-    return mapped([op.value for op in operands])
-
-
-def _over(lanes: Sequence[Lane], fn: Callable[..., Any]) -> Callable[..., Any]:
-    """`fn` mapped over arguments that all have the lanes in front."""
-    for lane in reversed(lanes):
-        fn = jax.vmap(fn, axis_size=lane.size)
-    return fn
-
-
-def _mapped_over(depth: int, fn: Callable[..., Any]) -> Callable[..., Any]:
-    for _ in range(depth):
-        fn = jax.vmap(fn)
-    return fn
-
-
-def _as_lane(operands: Sequence[Operand], name: str, lanes: Sequence[Lane]) -> list[Operand]:
-    """The operands with an axis moved behind the lanes that they have."""
-    around = {lane.name for lane in lanes}
-    moved = []
-    for op in operands:
-        if name in op.dims:
-            have = [dim for dim in op.dims if dim in around]
-            rest = [dim for dim in op.dims if dim not in around and dim != name]
-            value = jnp.moveaxis(op.value, op.dims.index(name), len(have))
-            op = Operand(value, (*have, name, *rest))
-        moved.append(op)
-    return moved
-
-
-def _split_off(operands: Sequence[Operand], name: str) -> tuple[list[int], list[int]]:
-    """Which operands have an axis, and where."""
-    mapped = [i for i, op in enumerate(operands) if name in op.dims]
-    return mapped, [operands[i].dims.index(name) for i in mapped]
-
-
-def _moved(tree: Any, source: int, target: int) -> Any:
-    return jax.tree.map(lambda y: jnp.moveaxis(y, source, target), tree)
-
-
-def _merge(y: jax.Array, dim: int) -> jax.Array:
-    """Dimensions `dim` and `dim + 1` as one."""
-    return y.reshape(*y.shape[:dim], y.shape[dim] * y.shape[dim + 1], *y.shape[dim + 2 :])
-
-
-def _taken(y: Any, indices: Any, dim: int) -> Any:
-    return jnp.asarray(y)[(slice(None),) * dim + (indices,)]
-
-
-def _all_taken(tree: Any, indices: Any, dim: int) -> Any:
-    return jax.tree.map(lambda y: _taken(y, indices, dim), tree)
-
-
-def _broadcast(tree: Any, lanes: Sequence[Lane]) -> Any:
-    """The tree for every lane."""
-    if not lanes:
-        return tree
-    shape = tuple(lane.size for lane in lanes)
-    return jax.tree.map(lambda x: jnp.broadcast_to(jnp.asarray(x), (*shape, *np.shape(x))), tree)
+    return over(lanes, lambda state, values: reducer.update(state, values, mask))(state, values)
 
 
 def _join(*tokens: Any) -> Any:

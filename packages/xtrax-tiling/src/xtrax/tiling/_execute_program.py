@@ -40,7 +40,7 @@ def run_program(fn: Any, key: Hashable | None, run: Callable[[list[Any]], Any], 
         run: a function of the arrays.
         arrays: the operands.
     """
-    if any(isinstance(array, Tracer) for array in arrays) or jax.config.jax_disable_jit:  # ty: ignore[unresolved-attribute]
+    if any(isinstance(array, Tracer) for array in arrays) or jax.config.jax_disable_jit:
         return run(arrays)
     programs, owner = _programs_of(fn)
     signature = None if key is None or programs is None else _signature(owner, key, arrays)

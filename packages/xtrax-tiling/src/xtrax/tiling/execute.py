@@ -1,5 +1,6 @@
 """Run a whole plan in one call."""
 
+import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -10,12 +11,15 @@ from jax import lax
 
 from xtrax.tiling._batch_plan import BatchPlan
 from xtrax.tiling._execute_args import Bound, bind, check_axes, check_key, check_plan, check_sizes
-from xtrax.tiling._execute_axes import Axis, Nest, Operand, Result, run_nest
+from xtrax.tiling._execute_axes import Axis, Nest, Result, run_nest
+from xtrax.tiling._execute_bucket import Batch, batches, check_ragged, fused, length_axes, take_items
+from xtrax.tiling._execute_lanes import Operand
+from xtrax.tiling._execute_mesh import check_mesh, run_on_mesh
 from xtrax.tiling._execute_program import run_program
 from xtrax.tiling._hooks import NO_HOOK, AxisHook
 from xtrax.tiling._spec import AxisDecision
 from xtrax.tiling.errors import DispatchRejected
-from xtrax.tiling.strategy import Bucket, DedupGather, SafeMap, Scan
+from xtrax.tiling.strategy import Bucket, DedupGather, SafeMap, Scan, Vmap
 
 __all__ = ["execute_plan"]
 
@@ -38,9 +42,13 @@ def execute_plan(
       where they do not come out even, so `fn` should be pure; where it has side effects each element is computed once);
     - `DedupGather` only the distinct elements, whose results are handed out;
     - `Scan` one element after another: a step computes what is inside the axis, `y`, and then
-      `carry, out = transition(carry, y)`, for each element of the axes outside from its own first carry. The axis yields
-      the stack of `out`, or None with `collect_outputs=False`;
-    - `Bucket`, which must be outermost, pads elements of differing length on the host.
+      `carry, out = transition(carry, y)`, for each element of the axes outside from its own first carry. The axis
+      yields the stack of `out`, or None with `collect_outputs=False`;
+    - `Bucket`, which must be outermost, on the host: its arguments are lists of pytrees of arrays `(length, ...)`,
+      which are padded with zeros to their bucket, `batch_size` elements of one bucket at a time. `fn` also gets, last
+      of the arguments, the `(bucket,)` bool mask of what is no padding. The axis yields a list with an entry for each
+      element, of numpy arrays, cut to its length where an axis of an output is as long as the bucket; carries are lists
+      too.
 
     Outside a trace the call is compiled, once for each function, plan and types of arguments; arrays that `fn` holds or
     closes over are arguments of the program, never constants in it. What `fn` closes over is read when it is traced,
@@ -58,8 +66,8 @@ def execute_plan(
             i)`, where i is its row-major index `(...(i_1 * n_2 + i_2)... * n_d) + i_d`, whatever runs it where.
 
     Returns:
-        What `fn` returns, each leaf with the plan's axes in front, in plan order. If the plan has Scan axes, the pair of
-        that and the last carries: a dict from axis name to carry, each with the axes outside its own in front.
+        What `fn` returns, each leaf with the plan's axes in front, in plan order. If the plan has Scan axes, the pair
+        of that and the last carries: a dict from axis name to carry, each with the axes outside its own in front.
 
     Raises:
         TypeError: an argument of the wrong kind.
@@ -95,24 +103,104 @@ def _run_plan(
     decisions = check_plan(fn, plan)
     names = check_axes(decisions, args, axes)
     key = check_key(fn, decisions, key)
+    check_mesh(mesh, decisions[0])
+    for decision in decisions:
+        reducer = hooks.get(decision.spec.name, NO_HOOK).streamed
+        if reducer is not None:
+            reducer.check_size(decision.spec.cardinality, f"axis {decision.spec.name!r}")
     if isinstance(decisions[0].strategy, Bucket):
-        raise DispatchRejected("a Bucket axis cannot be run yet")
-    check_sizes(decisions, args, names)
+        outputs, carries = _run_buckets(fn, decisions, args, names, mesh, key, hooks)
+    else:
+        check_sizes(decisions, args, names)
+        outputs, carries = _run_on_device(fn, decisions, args, names, mesh, key, hooks)
+    return (outputs, carries) if any(isinstance(d.strategy, Scan) for d in decisions) else outputs
+
+
+def _run_on_device(
+    fn: Any,
+    decisions: Sequence[AxisDecision],
+    args: Sequence[Any],
+    names: Sequence[tuple[str, ...]],
+    mesh: Any,
+    key: Any,
+    hooks: Mapping[str, AxisHook],
+    numbers: Any = None,
+) -> tuple[Any, dict[str, Any]]:
+    """The outputs and carries; `numbers` are those of the elements of the outermost axis, if not 0, 1, 2, and so on."""
     bound = bind(fn, args, names, key)
-    run = _device_run(bound, decisions, hooks)
-    identity = tuple((d.spec.name, d.strategy, hooks.get(d.spec.name, NO_HOOK)) for d in decisions)
-    result = run_program(fn, None if bound.signature is None else (bound.signature, identity), run, bound.arrays)
-    return result if any(isinstance(d.strategy, Scan) for d in decisions) else result[0]
+    run = _device_run(bound, decisions, mesh, hooks, numbers is not None)
+    identity = tuple((d.spec.name, d.spec.cardinality, d.strategy, hooks.get(d.spec.name, NO_HOOK)) for d in decisions)
+    program = None if bound.signature is None else (bound.signature, identity, mesh, numbers is not None)
+    return run_program(fn, program, run, [*bound.arrays, *([] if numbers is None else [numbers])])
+
+
+def _run_buckets(
+    fn: Any,
+    decisions: Sequence[AxisDecision],
+    args: Sequence[Any],
+    names: Sequence[tuple[str, ...]],
+    mesh: Any,
+    key: Any,
+    hooks: Mapping[str, AxisHook],
+) -> tuple[Any, dict[str, Any]]:
+    """A plan whose outermost axis is a Bucket: each batch of equal bucket runs it as a Vmap axis of its own."""
+    if fn is None:
+        raise ValueError("fn is None, and a Bucket axis gives it the padded elements and their mask; pass a function.")
+    axis, inside = decisions[0], decisions[1:]
+    name = axis.spec.name
+    lengths = check_ragged(axis, args, names)
+    ragged = [i for i, entry in enumerate(names) if name in entry]
+    check_sizes(inside, args, [() if i in ragged else entry for i, entry in enumerate(names)])
+    boundaries: Any = axis.strategy.boundaries  # ty: ignore[missing-union-attribute]
+    hook = hooks.get(name, NO_HOOK)
+    hooks = {**hooks, name: AxisHook(emit=hook.emit, keeps=hook.stacks or hook.streamed is not None)}
+
+    def of_batch(args: Sequence[Any], mask: Any, numbers: Any) -> tuple[Any, dict[str, Any]]:
+        spec = dataclasses.replace(axis.spec, cardinality=len(numbers), heterogeneous=False, bucket_boundaries=None)
+        batch = dataclasses.replace(axis, spec=spec, strategy=Vmap())
+        every = (*args, mask)
+        return _run_on_device(fn, (batch, *inside), every, (*names, (name,)), mesh, key, hooks, numbers)
+
+    def abstractly(batch: Batch) -> Callable[[int], Any]:
+        def of_length(length: int) -> Any:
+            ragged_args = jax.tree.map(
+                lambda x: jax.ShapeDtypeStruct((x.shape[0], length, *x.shape[2:]), x.dtype), (batch.args, batch.mask)
+            )
+            return jax.eval_shape(
+                lambda parts: of_batch([parts[0].get(i, arg) for i, arg in enumerate(args)], parts[1], batch.numbers),
+                ragged_args,
+            )
+
+        return of_length
+
+    outputs: list[Any] = [None] * len(lengths)
+    carries: list[Any] = [None] * len(lengths)
+    cuts: dict[int, Any] = {}
+    for batch in batches(axis, args, names, lengths):
+        if batch.bucket not in cuts:
+            cuts[batch.bucket] = length_axes(abstractly(batch), batch.bucket, boundaries)
+        result = of_batch([batch.args.get(i, arg) for i, arg in enumerate(args)], batch.mask, batch.numbers)
+        taken = take_items(result, cuts[batch.bucket], [lengths[i] for i in batch.items])
+        for i, (output, carry) in zip(batch.items, taken, strict=True):
+            outputs[i], carries[i] = output, carry
+    scans = [d.spec.name for d in inside if isinstance(d.strategy, Scan)]
+    return fused(hook, name, outputs), {scan: [carry[scan] for carry in carries] for scan in scans}
 
 
 def _device_run(
-    bound: Bound, decisions: Sequence[AxisDecision], hooks: Mapping[str, AxisHook]
+    bound: Bound,
+    decisions: Sequence[AxisDecision],
+    mesh: jax.sharding.Mesh | None,
+    hooks: Mapping[str, AxisHook],
+    given_numbers: bool,
 ) -> Callable[[list[Any]], tuple[Any, dict[str, Any]]]:
-    """The function from the arrays to the outputs and the carries."""
+    """The function from the arrays, and perhaps the numbers of the outermost elements, to the outputs and carries."""
     sizes = [decision.spec.cardinality for decision in decisions]
     strides = [math.prod(sizes[k + 1 :]) for k in range(len(sizes))]
     axes = tuple(Axis(d.spec.name, d.strategy, hooks.get(d.spec.name, NO_HOOK)) for d in decisions)
-    numbered = bound.has_key or any(axis.hook.emit is not None for axis in axes)
+    effects = any(axis.hook.emit is not None for axis in axes)
+    padded = given_numbers or (mesh is not None and (effects or axes[0].hook.streamed is not None))
+    numbered = bound.has_key or effects or padded
     first = len(bound.arrays)
     positions = tuple(range(first, first + len(axes))) if numbered else ()
 
@@ -124,19 +212,18 @@ def _device_run(
         return bound.call(values[:first], index)
 
     def run(arrays: list[Any]) -> tuple[Any, dict[str, Any]]:
-        operands = [Operand(jnp.asarray(array), dims) for array, dims in zip(arrays, bound.dims, strict=True)]
+        operands = [Operand(jnp.asarray(array), dims) for array, dims in zip(arrays[:first], bound.dims, strict=True)]
         if numbered:
-            operands += [
-                Operand(jnp.arange(size, dtype=jnp.int32), (axis.name,)) for size, axis in zip(sizes, axes, strict=True)
-            ]
-        fires = _fires(call, operands, axes)
-        result = run_nest(Nest(axes, call, bound.groups, positions, None, fires), operands)
-        return tied(result)
+            numbers = [jnp.arange(size, dtype=jnp.int32) for size in sizes]
+            numbers[:1] = arrays[first:] or numbers[:1]
+            operands += [Operand(x, (axis.name,)) for x, axis in zip(numbers, axes, strict=True)]
+        nest = Nest(axes, call, bound.groups, positions, padded, _fires(call, operands, axes))
+        return _tied(run_nest(nest, operands) if mesh is None else run_on_mesh(nest, operands, mesh))
 
     return run
 
 
-def tied(result: Result) -> tuple[Any, dict[str, Any]]:
+def _tied(result: Result) -> tuple[Any, dict[str, Any]]:
     """The outputs and carries, which need the token of the effects, so that a derivative does not lose these."""
     if result.token is None:
         return result.values, result.carries
@@ -146,12 +233,11 @@ def tied(result: Result) -> tuple[Any, dict[str, Any]]:
 
 def _fires(call: Callable[[Sequence[Any]], Any], operands: Sequence[Operand], axes: Sequence[Axis]) -> bool:
     """Whether the function has side effects of its own; asked only where that matters."""
-    mapped_twice = [axis for axis in axes if isinstance(axis.strategy, (SafeMap, DedupGather))]
-    if not mapped_twice:
+    if not any(isinstance(axis.strategy, (SafeMap, DedupGather)) for axis in axes):
         return False
     element = [jax.ShapeDtypeStruct(op.value.shape[len(op.dims) :], op.value.dtype) for op in operands]
     fires = bool(jax.make_jaxpr(call)(element).effects)
-    for axis in mapped_twice:
+    for axis in axes:
         if fires and isinstance(axis.strategy, DedupGather):
             raise DispatchRejected(
                 f"fn has side effects, and on the DedupGather axis {axis.name!r} they would occur for each distinct "
