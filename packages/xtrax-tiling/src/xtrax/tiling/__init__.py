@@ -1,7 +1,15 @@
 """Plan how axes are mapped, then map them."""
 
 from xtrax.tiling._version import __version__
-from xtrax.tiling.bucket import bucketize, padding_waste, select_bucket, suggest_boundaries
+from xtrax.tiling.apply import tiled_apply
+from xtrax.tiling.bucket import (
+    bucketize,
+    iter_ragged,
+    map_ragged,
+    padding_waste,
+    select_bucket,
+    suggest_boundaries,
+)
 from xtrax.tiling.carry import CarryShape, CarrySpec
 from xtrax.tiling.dedup import DedupSpec, find_duplicates, get_k_bucket
 from xtrax.tiling.dispatch import axis_dispatch, make_axis_dispatch
@@ -85,14 +93,17 @@ __all__ = [
     "execute_plan",
     "find_duplicates",
     "get_k_bucket",
+    "iter_ragged",
     "lowered_memory_estimate",
     "make_axis_dispatch",
+    "map_ragged",
     "memory_estimator",
     "padding_waste",
     "safe_map",
     "safe_scan",
     "select_bucket",
     "suggest_boundaries",
+    "tiled_apply",
     "tiled_hessian",
     "tiled_jacfwd",
     "tiled_jacrev",

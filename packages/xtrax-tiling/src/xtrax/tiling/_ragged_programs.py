@@ -1,0 +1,213 @@
+"""Programs of a function of one padded element, one for each length, and found again on the next call.
+
+A function is taken apart first: its arrays (those of an `eqx.Module`, or in the arguments of a `functools.partial`) are
+arguments of the program, and so are the arrays that it closes over, which tracing finds. Nothing is compiled in, and a
+module with other weights of the same shapes runs the same program.
+"""
+
+import functools
+import logging
+import types
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, MutableMapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import numpy.typing as npt
+from jax.core import Tracer
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+
+from xtrax.jit import bounded_jit
+
+_log = logging.getLogger("xtrax.tiling")
+
+# What else a trace depends on; anything less usual makes `bounded_jit` refuse the second trace, and say what changed.
+_OPTIONS = (
+    "jax_enable_x64",
+    "jax_default_matmul_precision",
+    "jax_default_device",
+    "jax_default_prng_impl",
+    "jax_numpy_dtype_promotion",
+    "jax_numpy_rank_promotion",
+    "jax_debug_nans",
+)
+_MOST_KEPT = 64
+
+Element = tuple[Any, tuple[jax.ShapeDtypeStruct, ...]]  # the structure of an element, and its leaves without the length
+
+
+class ElementFn:
+    """A function of `(padded, mask)`, apart from the arrays that it holds."""
+
+    def __init__(self, fn: Callable[[Any, Any], Any]) -> None:
+        """Split it.
+
+        Raises:
+            TypeError: it holds a value that is being traced.
+        """
+        whole = jax.tree_util.Partial(fn) if isinstance(fn, functools.partial) else fn
+        self._fn = fn
+        self._leaves, self._treedef = jax.tree.flatten(whole)
+        self._at = [i for i, leaf in enumerate(self._leaves) if isinstance(leaf, (jax.Array, np.ndarray))]
+        self.arrays = [self._leaves[i] for i in self._at]
+        _refuse_tracers(self.arrays)
+
+    def with_arrays(self, arrays: Sequence[Any]) -> Callable[[Any, Any], Any]:
+        """The function, holding these arrays in place of its own."""
+        leaves = list(self._leaves)
+        for i, array in zip(self._at, arrays, strict=True):
+            leaves[i] = array
+        return jax.tree.unflatten(self._treedef, leaves)
+
+    def store(self) -> "tuple[MutableMapping[Hashable, Programs], Hashable]":
+        """Where its programs are kept, and what it is called there.
+
+        A plain function, or the object that a method is bound to, is referred to weakly, so that its programs go when
+        it goes. A tree, such as a module, is made anew with each change of its arrays, and is known by its structure.
+        What cannot be hashed is not kept.
+        """
+        if self._treedef != jax.tree.structure(0):
+            static = tuple(_static_key(leaf) for i, leaf in enumerate(self._leaves) if i not in set(self._at))
+            key = (self._treedef, static, tuple(jax.typeof(array) for array in self.arrays))
+            return (_BY_STRUCTURE, key) if _is_hashable(key) else ({}, None)
+        method = isinstance(self._fn, types.MethodType)
+        try:
+            # A bound method is made anew at each look-up, but its object is not.
+            owner = self._fn.__self__ if method else self._fn
+            return _BY_FUNCTION.setdefault(owner, {}), self._fn.__func__ if method else None
+        except TypeError:  # no weak references to it, or no hash
+            return {}, None
+
+
+class Program:
+    """What one length is run by: `(arrays, leaves, mask)` of a batch to the leaves of the results."""
+
+    def __init__(self, fn: ElementFn, element: Element, batch_size: int, length: int) -> None:
+        """Trace it; it is compiled at its first call.
+
+        Raises:
+            TypeError: `fn` closes over a value that is being traced.
+        """
+
+        def batched(arrays: list[Any], leaves: list[Any], mask: Any) -> Any:
+            one = _of_leaves(fn.with_arrays(arrays), element)
+            return jax.vmap(one)(leaves, mask)
+
+        leaves, mask = jax.tree.map(
+            lambda one: jax.ShapeDtypeStruct((batch_size, *one.shape), one.dtype), _padded_types(element, length)
+        )
+        traced, shapes = jax.make_jaxpr(batched, return_shape=True)(fn.arrays, leaves, mask)
+        _refuse_tracers(traced.consts)
+        self._consts = list(traced.consts)
+        outputs, self.structure = jax.tree.flatten(shapes)
+        self.sizes = [output.shape[1] if len(output.shape) > 1 else None for output in outputs]
+
+        def map_ragged(consts: list[Any], arrays: list[Any], leaves: list[Any], mask: Any) -> list[Any]:
+            return jaxpr_as_fun(ClosedJaxpr(traced.jaxpr, consts))(*arrays, *leaves, mask)
+
+        self._run = bounded_jit(map_ragged, max_traces=1)
+        self.keeps_length: list[bool] = []
+
+    def __call__(self, arrays: list[Any], leaves: list[Any], mask: npt.NDArray[np.bool_]) -> list[Any]:
+        """The results of a batch, each leaf `(batch_size, ...)`."""
+        return self._run(self._consts, arrays, leaves, mask)
+
+
+class Programs:
+    """The programs of one function for elements of one type, by length."""
+
+    def __init__(self, element: Element, batch_size: int) -> None:
+        """None yet."""
+        self._element = element
+        self._batch_size = batch_size
+        self._by_length: dict[int, Program] = {}
+
+    def of(self, fn: ElementFn, length: int, boundaries: Sequence[int]) -> Program:
+        """The program of a length, traced if it is new; other `boundaries` are lengths that `fn` should take too."""
+        if length not in self._by_length:
+            program = Program(fn, self._element, self._batch_size, length)
+            program.keeps_length = self._keeps_length(fn, program, length, boundaries)
+            self._by_length[length] = program
+        return self._by_length[length]
+
+    def _keeps_length(self, fn: ElementFn, program: Program, length: int, boundaries: Sequence[int]) -> list[bool]:
+        """Which outputs have the length as their leading size because it is the length, and not by coincidence."""
+        here = [size == length for size in program.sizes]
+        if not any(here):
+            return here
+        for known, other in self._by_length.items():
+            if other.structure == program.structure:
+                return [
+                    size == length and there == known for size, there in zip(program.sizes, other.sizes, strict=True)
+                ]
+        # Any other length tells; the boundaries are lengths that fn is meant for, and twice the length often is.
+        for known in [*[b for b in boundaries if b != length][:1], 2 * length]:
+            leaves, mask = _padded_types(self._element, known)
+            try:
+                # A wrapper of its own, since eval_shape hashes what it is given.
+                shapes = jax.eval_shape(
+                    lambda arrays, *args: _of_leaves(fn.with_arrays(arrays), self._element)(*args),
+                    fn.arrays,
+                    list(leaves),
+                    mask,
+                )
+            except Exception as error:  # noqa: BLE001 - that fn takes no other length is an answer, not a failure
+                _log.debug("map_ragged: fn takes length %d, but not %d: %s", length, known, error)
+                continue
+            outputs, structure = jax.tree.flatten(shapes)
+            if structure == program.structure:
+                there = [output.shape[0] if output.shape else None for output in outputs]
+                return [a == length and b == known for a, b in zip(program.sizes, there, strict=True)]
+        return [False] * len(here)
+
+
+_BY_FUNCTION: MutableMapping[Any, dict[Hashable, Programs]] = weakref.WeakKeyDictionary()
+_BY_STRUCTURE: "OrderedDict[Hashable, Programs]" = OrderedDict()
+
+
+def programs_of(fn: ElementFn, element: Element, batch_size: int) -> Programs:
+    """The programs of an earlier call with the same function and type of element, or new ones."""
+    store, name = fn.store()
+    options = tuple(str(getattr(jax.config, option, None)) for option in _OPTIONS)
+    key = (name, element, batch_size, options, jax.sharding.get_abstract_mesh())
+    if key not in store:
+        store[key] = Programs(element, batch_size)
+        if store is _BY_STRUCTURE and len(_BY_STRUCTURE) > _MOST_KEPT:
+            _BY_STRUCTURE.popitem(last=False)
+    elif store is _BY_STRUCTURE:
+        _BY_STRUCTURE.move_to_end(key)
+    return store[key]
+
+
+def _of_leaves(fn: Callable[[Any, Any], Any], element: Element) -> Callable[[Sequence[Any], Any], Any]:
+    return lambda leaves, mask: fn(jax.tree.unflatten(element[0], leaves), mask)
+
+
+def _padded_types(element: Element, length: int) -> tuple[list[jax.ShapeDtypeStruct], jax.ShapeDtypeStruct]:
+    """The leaves and the mask of one element of this length."""
+    leaves = [jax.ShapeDtypeStruct((length, *leaf.shape), leaf.dtype) for leaf in element[1]]
+    return leaves, jax.ShapeDtypeStruct((length,), np.bool_)
+
+
+def _static_key(leaf: Any) -> Hashable:
+    """What tells a leaf that is no array from others: 1, 1.0 and True are equal, but not the same argument."""
+    return type(leaf), repr(leaf) if isinstance(leaf, (bool, int, float, complex)) else leaf
+
+
+def _is_hashable(value: Any) -> bool:
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True
+
+
+def _refuse_tracers(arrays: Sequence[Any]) -> None:
+    for array in arrays:
+        if isinstance(array, Tracer):
+            raise TypeError(
+                f"fn holds a value that is being traced ({array}), but its results are arrays on the host; call it "
+                "outside jax.jit, jax.grad and jax.vmap, or use bucketize and tiled_vmap inside."
+            )
