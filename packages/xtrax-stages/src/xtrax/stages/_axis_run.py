@@ -80,10 +80,11 @@ class Axis:
 
     def fused(self, ys: Any, element: Any, n: int) -> Any:
         """What the axis yields, of what it stacks; `element` is one of it, abstractly."""
-        if self.reducer is not None:
+        fuse = None if self.boundary is None else self.boundary.fuse
+        if isinstance(fuse, Reducer):
             self.check_size(n)
-            return self.reducer.finalize(self.reducer.update(self.reducer.init(element), ys, None))
-        return ys if self.boundary is None or self.boundary.fuse is None else self.boundary.fuse(ys)
+            return fuse.finalize(fuse.update(fuse.init(element), ys, None))
+        return ys if fuse is None else fuse(ys)
 
 
 def run_map(axis: Axis, xs: Any, strategy: Vmap | SafeMap | DedupGather, n: int) -> tuple[Any, Any]:

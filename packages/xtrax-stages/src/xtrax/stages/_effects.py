@@ -100,7 +100,7 @@ def emit_lanes(
     """
     if boundary is None or not has_effects(boundary):
         return values, NO_TOKEN
-    if element_of is None and all_on_host(boundary) and _roles_fit(boundary):
+    if element_of is None and all_on_host(boundary):
         token = NO_TOKEN
         for effect in _effects(boundary):
             token |= fire_lanes(effect, values, places.index, axes=places.axes, repeats=places.repeats)
@@ -125,11 +125,6 @@ def _effects(boundary: AxisBoundary | None) -> list[Any]:
     if boundary is None:
         return []
     return [effect for effect in (boundary.tap, boundary.sink) if effect is not None]
-
-
-def _roles_fit(boundary: AxisBoundary) -> bool:
-    """Whether a tap is in the place of a tap and a sink in that of a sink; if not, `emit` says so."""
-    return not isinstance(boundary.tap, HostSink) and not isinstance(boundary.sink, HostTap)
 
 
 def _one_by_one(fn: BoundaryCallable) -> BoundaryCallable:

@@ -2,8 +2,8 @@
 
 The callback is bound in a `jax.custom_batching.custom_vmap`, whose rule folds the lanes into rows and binds it again:
 one call of the host for any nest of maps, its rows in the order in which Python loops would go through the lanes,
-ordered or not. Each call returns a token. JAX drops the effects of a scan that is differentiated unless what they return
-reaches the carry or the outputs of the scan, so whoever calls `fire_lanes` must put the token there.
+ordered or not. Each call returns a token. JAX drops the effects of a scan that is differentiated unless what they
+return reaches the carry or the outputs of the scan, so whoever calls `fire_lanes` must put the token there.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -110,7 +110,7 @@ def thread_token(value: Any, token: Any) -> Any:
 
 
 def _is_key(leaf: Any) -> bool:
-    return jnp.issubdtype(getattr(leaf, "dtype", None), jax.dtypes.prng_key)
+    return isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def _fold(x: jax.Array, size: int, batched: bool) -> jax.Array:

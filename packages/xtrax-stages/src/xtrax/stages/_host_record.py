@@ -1,11 +1,13 @@
 """What the calls of a host function did, and what it raised."""
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import jax
+import jax.core
+import jax.numpy as jnp
 
 from xtrax.stages._errors import ExecutorError
 
@@ -99,7 +101,7 @@ def run_watched(
 
 
 @contextmanager
-def _watch(records: Sequence[HostRecord]) -> Iterator[HostRun]:
+def _watch(records: Sequence[HostRecord]) -> Generator[HostRun, None, None]:
     run = HostRun()
     mine: list[HostRecord] = []
     try:
@@ -128,5 +130,5 @@ def _settle() -> None:
 
 def outside_traces(*trees: Any) -> bool:
     """Whether a call with these arguments runs at once, instead of being traced into a program of the user's."""
-    values = [*jax.tree.leaves(trees), jax.numpy.zeros(())]  # under jax.jit even a constant is traced
+    values = [*jax.tree.leaves(trees), jnp.zeros(())]  # under jax.jit even a constant is traced
     return not any(isinstance(value, jax.core.Tracer) for value in values)

@@ -160,6 +160,10 @@ class AxisBoundary(eqx.Module):
                     f"AxisBoundary: {role} must be hashable, because it is part of what jax.jit compiles; found "
                     f"{type(value).__name__} ({error}). Close over its arrays in a function instead."
                 ) from error
+            wrong = {"tap": HostSink, "sink": HostTap}.get(role)
+            if wrong is not None and isinstance(value, wrong):
+                right, other = ("HostTap", "sink") if role == "tap" else ("HostSink", "tap")
+                raise TypeError(f"AxisBoundary: {role} is a {wrong.__name__}; make it a {right}, or give it as {other}")
             if role != "fuse":
                 for flag in ("ordered", "batchable"):
                     found = getattr(value, flag, False)

@@ -34,8 +34,8 @@ class HostTap:
     Args:
         fn: With `batched`, `fn(values, index)`: leaves `(n, ...)`, and int64 `(n, d)`, where each row lies in each of
             the d enclosing axes, the outermost first, the rows in the order of their effects. Without,
-            `fn(value, index)`: one element, and a tuple of d ints. Called outside an executor, the axes are the `jax.vmap`s around the
-            call. What it returns is ignored.
+            `fn(value, index)`: one element, and a tuple of d ints. Called outside an executor, the axes are the
+            `jax.vmap`s around the call. What it returns is ignored.
         ordered: Whether its calls occur in the order of the program.
         batched: Whether `fn` takes all rows of a call at once.
 
