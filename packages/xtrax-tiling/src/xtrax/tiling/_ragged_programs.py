@@ -47,9 +47,10 @@ class ElementFn:
         Raises:
             TypeError: it holds a value that is being traced.
         """
-        whole = jax.tree_util.Partial(fn) if isinstance(fn, functools.partial) else fn
         self._fn = fn
-        self._leaves, self._treedef = jax.tree.flatten(whole)
+        tree: Any = (fn.func, fn.args, fn.keywords) if isinstance(fn, functools.partial) else fn
+        self._is_partial = tree is not fn
+        self._leaves, self._treedef = jax.tree.flatten(tree)
         self._at = [i for i, leaf in enumerate(self._leaves) if isinstance(leaf, (jax.Array, np.ndarray))]
         self.arrays = [self._leaves[i] for i in self._at]
         _refuse_tracers(self.arrays)
@@ -59,7 +60,11 @@ class ElementFn:
         leaves = list(self._leaves)
         for i, array in zip(self._at, arrays, strict=True):
             leaves[i] = array
-        return jax.tree.unflatten(self._treedef, leaves)
+        whole = jax.tree.unflatten(self._treedef, leaves)
+        if not self._is_partial:
+            return whole
+        fn, args, keywords = whole
+        return functools.partial(fn, *args, **keywords)
 
     def store(self) -> "tuple[MutableMapping[Hashable, Programs], Hashable]":
         """Where its programs are kept, and what it is called there.
@@ -142,8 +147,8 @@ class Programs:
                 return [
                     size == length and there == known for size, there in zip(program.sizes, other.sizes, strict=True)
                 ]
-        # Any other length tells; the boundaries are lengths that fn is meant for, and twice the length often is.
-        for known in [*[b for b in boundaries if b != length][:1], 2 * length]:
+        # Any other length tells; the boundaries are lengths that fn is meant for, and half or twice the length may be.
+        for known in [*[b for b in boundaries if b != length][:1], length // 2, 2 * length]:
             leaves, mask = _padded_types(self._element, known)
             try:
                 # A wrapper of its own, since eval_shape hashes what it is given.
