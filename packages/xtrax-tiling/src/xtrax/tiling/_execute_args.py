@@ -38,7 +38,7 @@ class Bound:
 
 
 def bind(fn: Any, args: Sequence[Any], axes: Sequence[tuple[str, ...]], key: Any) -> Bound:
-    """Flatten `fn` and its arguments; leaves that are no arrays stay as they are, as `jax.vmap` keeps those of no axis."""
+    """Flatten `fn` and its arguments; leaves that are no arrays stay as they are, as under `jax.vmap` with no axis."""
     arrays: list[Any] = []
     dims: list[tuple[str, ...]] = []
     groups = []
@@ -156,13 +156,13 @@ def check_axes(decisions: Sequence[AxisDecision], args: Sequence[Any], axes: Any
         return ((names[0],),) * len(args)
     if isinstance(axes, str) or not isinstance(axes, Sequence):
         raise TypeError(
-            f"axes must be a sequence with an entry for each argument, but is {axes!r} ({type(axes).__name__}); such as "
-            f"axes=[{(names[0],)!r}]."
+            f"axes must be a sequence with an entry for each argument, but is {axes!r} ({type(axes).__name__}); such "
+            f"as axes=[{(names[0],)!r}]."
         )
     if len(axes) != len(args):
         raise ValueError(
-            f"axes has {len(axes)} entries, and there are {len(args)} arguments; give one for each, None for an argument "
-            "that has none of the plan's axes."
+            f"axes has {len(axes)} entries, and there are {len(args)} arguments; give one for each, None for an "
+            "argument that has none of the plan's axes."
         )
     checked = tuple(_entry(i, entry, names) for i, entry in enumerate(axes))
     for name in names:
@@ -219,9 +219,9 @@ def check_sizes(decisions: Sequence[AxisDecision], args: Sequence[Any], axes: Se
                     )
                 if shape[dim] != sizes[name]:
                     raise ValueError(
-                        f"{where} has {shape[dim]} elements along axis {name!r} (dimension {dim} of its shape {shape}), "
-                        f"but the plan was made for {sizes[name]}; plan the axis with cardinality={shape[dim]}, or pass "
-                        "the data that it was made for."
+                        f"{where} has {shape[dim]} elements along axis {name!r} (dimension {dim} of its shape "
+                        f"{shape}), but the plan was made for {sizes[name]}; plan the axis with "
+                        f"cardinality={shape[dim]}, or pass the data that it was made for."
                     )
 
 
@@ -257,8 +257,8 @@ def check_key(fn: Any, decisions: Sequence[AxisDecision], key: Any) -> Any:
     for decision in decisions:
         if isinstance(decision.strategy, DedupGather):
             raise ValueError(
-                f"key is given, and axis {decision.spec.name!r} is a DedupGather, whose equal elements are computed once "
-                "and would share one key; plan the axis without its DedupSpec, or leave out key."
+                f"key is given, and axis {decision.spec.name!r} is a DedupGather, whose equal elements are computed "
+                "once and would share one key; plan the axis without its DedupSpec, or leave out key."
             )
     total = math.prod(decision.spec.cardinality for decision in decisions)
     if total > 2**32:

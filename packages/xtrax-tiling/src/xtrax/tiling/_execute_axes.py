@@ -279,8 +279,8 @@ def take_distinct(nest: Nest, operands: Sequence[Operand], axis: Axis) -> list[O
         for i, leaf in zip(indices, leaves, strict=True):
             if np.shape(leaf)[leading : leading + 1] != (strategy.k_bucket,):
                 raise ValueError(
-                    f"the dedup_fn of axis {axis.name!r} returned an array of shape {np.shape(leaf)[leading:]}, but must "
-                    f"return k_bucket = {strategy.k_bucket} elements along the leading axis, one for each of the "
+                    f"the dedup_fn of axis {axis.name!r} returned an array of shape {np.shape(leaf)[leading:]}, but "
+                    f"must return k_bucket = {strategy.k_bucket} elements along the leading axis, one for each of the "
                     "unique_indices that it is given."
                 )
             chosen[i] = operands[i]._replace(value=leaf)

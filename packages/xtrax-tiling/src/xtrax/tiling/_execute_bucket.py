@@ -47,8 +47,8 @@ def check_ragged(decision: AxisDecision, args: Sequence[Any], axes: Sequence[tup
             continue
         if len(names) > 1:
             raise ValueError(
-                f"axes[{i}] is {names!r}, but {name!r} is a Bucket: an argument that has it is a list of elements and has "
-                "no other axis of the plan; pass what has the others as arguments of their own."
+                f"axes[{i}] is {names!r}, but {name!r} is a Bucket: an argument that has it is a list of elements and "
+                "has no other axis of the plan; pass what has the others as arguments of their own."
             )
         if not isinstance(arg, (list, tuple)):
             raise TypeError(
@@ -57,8 +57,8 @@ def check_ragged(decision: AxisDecision, args: Sequence[Any], axes: Sequence[tup
             )
         if len(arg) != size:
             raise ValueError(
-                f"args[{i}] has {len(arg)} elements along axis {name!r}, but the plan was made for {size}; plan the axis "
-                f"with cardinality={len(arg)}, or pass the data that it was made for."
+                f"args[{i}] has {len(arg)} elements along axis {name!r}, but the plan was made for {size}; plan the "
+                f"axis with cardinality={len(arg)}, or pass the data that it was made for."
             )
         found = [_length(f"args[{i}][{j}]", item) for j, item in enumerate(arg)]
         if lengths is None:
@@ -81,16 +81,16 @@ def _length(where: str, item: Any) -> int:
         leaf_name = f"{where}{jax.tree_util.keystr(path)}"
         if isinstance(leaf, Tracer):
             raise TypeError(
-                f"{leaf_name} is being traced, and a Bucket axis pads its elements on the host; call execute_plan outside "
-                "jax.jit, jax.grad and jax.vmap of the ragged arguments."
+                f"{leaf_name} is being traced, and a Bucket axis pads its elements on the host; call execute_plan "
+                "outside jax.jit, jax.grad and jax.vmap of the ragged arguments."
             )
         check_leaf(leaf_name, leaf, "is an element of a Bucket axis")
         if np.ndim(leaf) == 0:
             raise ValueError(f"{leaf_name} is a scalar, and so has no length; every leaf must be (length, ...).")
         if length is not None and np.shape(leaf)[0] != length:
             raise ValueError(
-                f"{leaf_name} has length {np.shape(leaf)[0]}, but another leaf of {where} has {length}; the leaves of one "
-                "element share its length."
+                f"{leaf_name} has length {np.shape(leaf)[0]}, but another leaf of {where} has {length}; the leaves of "
+                "one element share its length."
             )
         length = np.shape(leaf)[0]
     return int(length or 0)

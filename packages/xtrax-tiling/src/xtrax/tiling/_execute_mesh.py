@@ -34,8 +34,8 @@ def check_mesh(mesh: Any, decision: AxisDecision) -> None:
         raise TypeError(f"mesh must be a jax.sharding.Mesh or None, but is {mesh!r} ({type(mesh).__name__}).")
     if isinstance(decision.strategy, Scan):
         raise DispatchRejected(
-            f"mesh is given, and the outermost axis {decision.spec.name!r} is a Scan, whose elements follow one another; "
-            "plan an axis to be split over the devices first, or leave out mesh."
+            f"mesh is given, and the outermost axis {decision.spec.name!r} is a Scan, whose elements follow one "
+            "another; plan an axis to be split over the devices first, or leave out mesh."
         )
 
 
@@ -52,8 +52,8 @@ def run_on_mesh(nest: Nest, operands: Sequence[Operand], mesh: jax.sharding.Mesh
     if dedup:
         if nest.emits(1):
             raise DispatchRejected(
-                f"the DedupGather axis {axis.name!r} is split over a mesh, and an axis inside it has effects, which occur "
-                "for each of its original elements and not on one device; leave out mesh, or the DedupSpec."
+                f"the DedupGather axis {axis.name!r} is split over a mesh, and an axis inside it has effects, which "
+                "occur for each of its original elements and not on one device; leave out mesh, or the DedupSpec."
             )
         # Each device computes some of the distinct elements; results are handed out, and effects occur, afterwards.
         inside = take_distinct(nest, operands, axis)

@@ -1,8 +1,8 @@
 """What a layer above attaches to an axis of a plan: `AxisHook`.
 
-`xtrax.tiling.execute._run_plan(fn, plan, args, axes, mesh, key, hooks)` runs a plan with one hook for each axis that has
-something at its edge. At an axis, for each element, `emit` comes first; what it returns is the element from then on. Then
-the axis yields, with `values` the stack of these elements:
+`xtrax.tiling.execute._run_plan(fn, plan, args, axes, mesh, key, hooks)` runs a plan with one hook for each axis that
+has something at its edge. At an axis, for each element, `emit` comes first; what it returns is the element from then
+on. Then the axis yields, with `values` the stack of these elements:
 
 - `fuse.finalize(state)`, if `fuse` is a `Reducer`: it is streamed, chunk by chunk, and no stack is made;
 - `fuse(values)`, if `fuse` is another callable;
@@ -15,11 +15,11 @@ seen. `fuse` is a function of one axis: it is mapped over the lanes of the axes 
 **`emit(values, index, mask) -> (values, token)`** gets the elements that are computed at once as rows, and is never
 under a `jax.vmap` of the executor, so that ordered callbacks may be bound in it:
 
-- `values`: leaves `(rows, ...)`. A row for each lane: the elements of a Vmap axis, of one chunk of a SafeMap axis, or of
-  a DedupGather axis (its `n` original positions), of this axis and of those outside it, in row-major order, the outermost
-  axis slowest. Scan axes have no lanes, and neither has a SafeMap(1) axis with something inside that has effects.
-  The order of calls is then that of a Python nest in which Scan axes and the chunks of a SafeMap axis are loops, and the
-  lanes form the innermost loop.
+- `values`: leaves `(rows, ...)`. A row for each lane: the elements of a Vmap axis, of one chunk of a SafeMap axis, or
+  of a DedupGather axis (its `n` original positions), of this axis and of those outside it, in row-major order, the
+  outermost axis slowest. Scan axes have no lanes, and neither has a SafeMap(1) axis with something inside that has
+  effects. The order of calls is then that of a Python nest in which Scan axes and the chunks of a SafeMap axis are
+  loops, and the lanes form the innermost loop.
 - `index`: `(rows, d)` int32, each row's index in the d plan axes down to this one, in plan order, the outermost first.
 - `mask`: `(rows,)` bool, False where a row is only padding, or None if all are real. There is padding only with a mesh
   whose size does not divide the outermost axis, and in the last batch of a bucket. Where there is no mask, each element
@@ -30,8 +30,8 @@ values do already. JAX drops the effects of a scan that is differentiated unless
 carry or the outputs, so the executor threads the tokens through every loop, and ties their sum to the results. `emit`
 should give its callback `lax.stop_gradient` of the values.
 
-**Programs are cached** by the hooks, so hooks of equal effect should be equal: `emit` and `fuse` hashable, and compared by
-what they do, such as a frozen dataclass with a `__call__`.
+**Programs are cached** by the hooks, so hooks of equal effect should be equal: `emit` and `fuse` hashable, and compared
+by what they do, such as a frozen dataclass with a `__call__`.
 """
 
 import dataclasses

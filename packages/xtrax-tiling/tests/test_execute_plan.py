@@ -1,0 +1,524 @@
+"""What one call of execute_plan does: values, keys, derivatives, compiles, meshes, buckets, and the edges of axes."""
+
+import dataclasses
+import functools
+import logging
+import weakref
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax import lax
+from jax.experimental import io_callback
+
+from xtrax.tiling import (
+    AxisDecision,
+    AxisSpec,
+    BatchPlan,
+    BatchPlanner,
+    Bucket,
+    CarrySpec,
+    DedupSpec,
+    SafeMap,
+    Scan,
+    Vmap,
+    execute_plan,
+)
+from xtrax.tiling import reducers as rd
+from xtrax.tiling._hooks import AxisHook
+from xtrax.tiling.execute import _run_plan
+
+
+def decision(name: str, size: int, strategy: Any, batch_size: int | None = None) -> AxisDecision:
+    return AxisDecision(AxisSpec(name, size, max(size, 1)), batch_size or max(size, 1), "by hand", strategy)
+
+
+def plan_of(*decisions: AxisDecision) -> BatchPlan:
+    return BatchPlan(decisions)
+
+
+def floats(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+# Values.
+
+
+@given(
+    size=st.sampled_from([0, 1, 2, 3, 5]),
+    inner=st.sampled_from([1, 3]),
+    outer_strategy=st.sampled_from([Vmap(), SafeMap(1), SafeMap(2)]),
+    inner_strategy=st.sampled_from([Vmap(), SafeMap(2)]),
+    swapped=st.booleans(),
+)
+@settings(max_examples=15, deadline=None)
+def test_a_plan_is_a_nest_of_vmaps(size, inner, outer_strategy, inner_strategy, swapped):
+    x = floats(inner, size, 2) if swapped else floats(size, inner, 2)
+    tree = {"of_outer": floats(size), "nothing": None}
+    plan = plan_of(decision("a", size, outer_strategy), decision("b", inner, inner_strategy))
+
+    def fn(x, tree, scale):
+        return x * tree["of_outer"] * scale, jnp.int32(7)
+
+    got = execute_plan(fn, plan, x, tree, np.float32(3), axes=[("b", "a") if swapped else ("a", "b"), ("a",), None])
+    ordered = np.swapaxes(x, 0, 1) if swapped else x
+    np.testing.assert_allclose(got[0], ordered * tree["of_outer"][:, None, None] * 3, rtol=1e-6)
+    np.testing.assert_array_equal(got[1], np.full((size, inner), 7))
+
+
+def test_arguments_that_share_no_axis_form_the_outer_product():
+    plan = plan_of(decision("a", 3, SafeMap(2)), decision("b", 4, Vmap()))
+    got = execute_plan(lambda a, b: 10 * a + b, plan, np.arange(3), np.arange(4), axes=[("a",), ("b",)])
+    assert got.tolist() == [[10 * a + b for b in range(4)] for a in range(3)]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "int8", "bool", "complex64", "key"])
+def test_every_dtype_passes_through_every_strategy(dtype):
+    x = jax.random.split(jax.random.key(0), (5, 3)) if dtype == "key" else jnp.ones((5, 3)).astype(dtype)
+    dedup = DedupSpec("b", np.array([0]), np.zeros(3, int), k=1).to_dedup_gather()
+    for first, second in [(SafeMap(2), dedup), (Vmap(), SafeMap(2))]:
+        plan = plan_of(decision("a", 5, first), decision("b", 3, second))
+        got = execute_plan(None, plan, x, axes=[("a", "b")])
+        assert got.dtype == x.dtype
+        assert got.shape == x.shape
+
+
+def test_no_function_is_plain_scan():
+    def transition(carry, x):
+        return carry + x, carry * x
+
+    xs = floats(6)
+    plan = BatchPlanner(carry_specs=[CarrySpec("time", jnp.float32(1), transition)]).plan([AxisSpec("time", 6, 6)])
+    outputs, carries = execute_plan(None, plan, xs)
+    carry, ys = lax.scan(transition, jnp.float32(1), xs)
+    np.testing.assert_array_equal(outputs, ys)
+    np.testing.assert_array_equal(carries["time"], carry)
+
+
+def test_outputs_that_are_not_collected_are_none_and_the_carry_remains():
+    spec = CarrySpec("time", jnp.float32(0), lambda c, y: (c + y, y), collect_outputs=False)
+    plan = BatchPlanner(carry_specs=[spec]).plan([AxisSpec("batch", 3, 3), AxisSpec("time", 4, 4)])
+    x = floats(3, 4)
+    outputs, carries = execute_plan(lambda x: 2 * x, plan, x, axes=[("batch", "time")])
+    assert outputs is None
+    np.testing.assert_allclose(carries["time"], 2 * x.sum(axis=1), rtol=1e-6)
+
+
+def test_a_step_sees_all_of_the_axes_inside_it():
+    def transition(carry, y):  # y is (4,), the whole inner axis
+        return carry + y[-1], jnp.cumsum(y)
+
+    plan = plan_of(decision("time", 3, Scan(transition, 0.0)), decision("space", 4, SafeMap(3)))
+    x = floats(3, 4)
+    outputs, carries = execute_plan(lambda x: x + 1, plan, x, axes=[("time", "space")])
+    np.testing.assert_allclose(outputs, np.cumsum(x + 1, axis=1), rtol=1e-5)
+    np.testing.assert_allclose(carries["time"], (x + 1)[:, -1].sum(), rtol=1e-5)
+
+
+def test_dedup_functions_get_what_the_axis_gives_them():
+    index_map = np.array([0, 1, 0, 1])
+    given: list[tuple[int, ...]] = []
+
+    def dedup_fn(xs, unique):
+        given.append(xs["x"].shape)
+        return {"x": xs["x"][unique]}
+
+    def gather_fn(ys, mapping):
+        return 100 * ys[mapping]
+
+    spec = DedupSpec("b", np.array([0, 1]), index_map, k=2, dedup_fn=dedup_fn, gather_fn=gather_fn)
+    plan = plan_of(decision("a", 3, Vmap()), decision("b", 4, spec.to_dedup_gather()))
+    x = floats(3, 2)[:, index_map]
+    got = execute_plan(lambda d: d["x"] + 1, plan, {"x": x}, axes=[("a", "b")])
+    np.testing.assert_allclose(got, 100 * (x + 1), rtol=1e-6)
+    assert given == [(4,)]  # of one element of the axis outside
+
+
+def test_only_the_distinct_elements_are_computed():
+    rows: list[int] = []
+
+    @jax.custom_batching.custom_vmap
+    def counted(x):
+        return 2 * x
+
+    @counted.def_vmap
+    def _(size, batched, x):
+        rows.append(size)
+        return 2 * x, True
+
+    index_map = np.arange(1000) % 3
+    plan = plan_of(decision("a", 1000, DedupSpec("a", np.arange(3), index_map, k=3).to_dedup_gather()))
+    got = execute_plan(counted, plan, index_map.astype(np.float32))
+    np.testing.assert_array_equal(got, 2 * index_map)
+    assert set(rows) == {4}  # the bucket of three
+
+
+# Keys.
+
+
+@pytest.mark.parametrize("strategies", [(Vmap(), SafeMap(2)), (SafeMap(2), Vmap())])
+@pytest.mark.parametrize("devices", [None, 8])
+def test_each_element_has_the_key_of_its_row_major_index(strategies, devices):
+    key = jax.random.key(3)
+    plan = plan_of(decision("a", 5, strategies[0]), decision("b", 3, strategies[1]))
+    mesh = None if devices is None else jax.make_mesh((devices,), ("d",))
+    got = execute_plan(
+        lambda a, b, key: jax.random.bits(key),
+        plan,
+        np.zeros(5),
+        np.zeros(3),
+        axes=[("a",), ("b",)],
+        key=key,
+        mesh=mesh,
+    )
+    expected = [[int(jax.random.bits(jax.random.fold_in(key, 3 * i + j))) for j in range(3)] for i in range(5)]
+    assert got.tolist() == expected
+
+
+# Inside other transformations.
+
+
+def nested(W, x, ys):  # noqa: N803 - a matrix
+    """A Scan inside chunks, with a matrix that everything closes over."""
+    transition = functools.partial(lambda carry, y: (carry / 2 + y.sum(), carry * y))
+    plan = plan_of(decision("batch", 5, SafeMap(2)), decision("time", 3, Scan(transition, jnp.float32(1))))
+    outputs, carries = execute_plan(lambda x, y: jnp.tanh(W @ x + y), plan, x, ys, axes=[("batch",), ("time",)])
+    return outputs.sum() + (carries["time"] ** 2).sum()
+
+
+def nested_loops(W, x, ys):  # noqa: N803 - a matrix
+    total = 0.0
+    for i in range(5):
+        carry = jnp.float32(1)
+        for t in range(3):
+            y = jnp.tanh(W @ x[i] + ys[t])
+            total += (carry * y).sum()
+            carry = carry / 2 + y.sum()
+        total += carry**2
+    return total
+
+
+def test_derivatives_batches_and_jit_are_those_of_loops():
+    args = (jnp.asarray(floats(4, 4)), jnp.asarray(floats(5, 4, seed=1)), jnp.asarray(floats(3, 4, seed=2)))
+    for argnum in range(3):
+        got = jax.jit(jax.grad(nested, argnums=argnum))(*args)
+        np.testing.assert_allclose(got, jax.grad(nested_loops, argnums=argnum)(*args), rtol=1e-4, atol=1e-5)
+    tangents = jax.tree.map(jnp.ones_like, args)
+    np.testing.assert_allclose(jax.jvp(nested, args, tangents)[1], jax.jvp(nested_loops, args, tangents)[1], rtol=1e-4)
+    several = jnp.stack([args[0], 2 * args[0]])
+    expected = [nested_loops(W, *args[1:]) for W in several]
+    np.testing.assert_allclose(jax.vmap(lambda W: nested(W, *args[1:]))(several), expected, rtol=1e-4)
+
+
+# Programs.
+
+
+def compiles(caplog: Any, call: Any) -> int:
+    """How many programs named execute_plan a call compiles."""
+    caplog.clear()
+    with caplog.at_level(logging.WARNING), jax.log_compiles():
+        jax.block_until_ready(call())
+    return sum("Finished XLA compilation of jit(execute_plan)" in record.getMessage() for record in caplog.records)
+
+
+def test_a_repeated_eager_call_compiles_once(caplog):
+    def fn(x):
+        return jnp.sin(x)
+
+    def call(size, batch):
+        return execute_plan(fn, plan_of(decision("a", size, SafeMap(batch))), floats(size))
+
+    assert compiles(caplog, lambda: call(10, 3)) == 1
+    assert compiles(caplog, lambda: call(10, 3)) == 0  # an equal plan and arrays of equal type
+    assert compiles(caplog, lambda: call(11, 3)) == 1
+    assert compiles(caplog, lambda: call(10, 4)) == 1
+    assert compiles(caplog, lambda: call(10, 3)) == 0
+
+
+def test_modules_are_told_apart_by_structure_and_their_arrays_are_arguments(caplog):
+    class Scaled(eqx.Module):
+        weight: jax.Array
+        flip: bool = False
+
+        def __call__(self, x):
+            return -self.weight * x if self.flip else self.weight * x
+
+    plan, x = plan_of(decision("a", 4, SafeMap(3))), floats(4)
+
+    def call(*fields):
+        return execute_plan(Scaled(*fields), plan, x)
+
+    assert compiles(caplog, lambda: call(jnp.float32(2))) == 1
+    assert compiles(caplog, lambda: call(jnp.float32(5))) == 0
+    np.testing.assert_allclose(call(jnp.float32(5)), 5 * x)
+    assert compiles(caplog, lambda: call(jnp.float32(2), True)) == 1
+    np.testing.assert_allclose(call(jnp.float32(2), True), -2 * x)
+
+
+def test_a_function_is_traced_anew_when_what_it_closes_over_is_replaced():
+    scale = np.float32(2)
+
+    def fn(x):
+        return scale * x
+
+    plan, x = plan_of(decision("a", 4, Vmap())), floats(4)
+    np.testing.assert_allclose(execute_plan(fn, plan, x), 2 * x)
+    scale = np.float32(3)
+    np.testing.assert_allclose(execute_plan(fn, plan, x), 3 * x)
+
+
+def test_programs_do_not_keep_their_function_alive():
+    matrix = jnp.asarray(floats(3, 3))
+
+    def fn(x):
+        return matrix @ x
+
+    execute_plan(fn, plan_of(decision("a", 4, SafeMap(3))), floats(4, 3))
+    reference = weakref.ref(fn)
+    del fn
+    assert reference() is None
+
+
+def test_arrays_that_the_function_closes_over_are_no_constants_of_the_program(caplog):
+    matrix = jnp.asarray(floats(400, 400))
+    plan = plan_of(decision("a", 6, SafeMap(4)), decision("t", 2, Scan(lambda c, y: (c, y), 0.0)))
+    x = floats(6, 2, 400)
+    texts: list[str] = []
+
+    class Kept(logging.Handler):
+        def emit(self, record):
+            texts.append(record.getMessage())
+
+    from xtrax.tiling import _execute_program as program
+
+    real = program._compiled
+
+    def spied(traced, treedef):
+        lowered = jax.jit(
+            lambda consts, arrays: jax.extend.core.jaxpr_as_fun(jax.extend.core.ClosedJaxpr(traced.jaxpr, consts))(
+                *arrays
+            )
+        ).lower(list(traced.consts), [x])
+        texts.append(lowered.as_text())
+        return real(traced, treedef)
+
+    program._compiled = spied
+    try:
+        outputs, _ = execute_plan(lambda x: matrix @ x, plan, x, axes=[("a", "t")])
+    finally:
+        program._compiled = real
+    np.testing.assert_allclose(outputs, x @ np.asarray(matrix).T, rtol=1e-3, atol=1e-3)
+    assert len(texts) == 1
+    assert len(texts[0]) < 20_000  # the matrix alone would be 1.3 MB of text
+
+
+# Meshes.
+
+
+@pytest.mark.parametrize("size", [0, 3, 8, 13])
+@pytest.mark.parametrize("kind", ["vmap", "safemap", "dedup"])
+def test_a_mesh_changes_no_value_and_no_derivative(kind, size):
+    if kind == "dedup" and size == 0:
+        pytest.skip("a DedupGather has at least one element")
+    index_map = np.arange(size) % 3
+    strategy = {"vmap": Vmap(), "safemap": SafeMap(1)}.get(kind) or DedupSpec(
+        "a", np.arange(3), index_map, k=3
+    ).to_dedup_gather()
+    x = floats(3, 2)[index_map] if kind == "dedup" else floats(size, 2)
+    matrix = jnp.asarray(floats(2, 2, seed=1))
+    plan = plan_of(decision("a", size, strategy), decision("b", 2, Scan(lambda c, y: (c + y, c + y), 0.0)))
+
+    def loss(matrix, mesh):
+        fn = lambda row, b: jnp.sin(matrix @ row).sum() * b  # noqa: E731
+        outputs, carries = execute_plan(fn, plan, x, np.arange(2.0), axes=[("a",), ("b",)], mesh=mesh)
+        return outputs.sum() + carries["b"].sum(), outputs
+
+    mesh = jax.make_mesh((4, 2), ("d", "e"))
+    got, expected = (jax.value_and_grad(loss, has_aux=True)(matrix, m) for m in (mesh, None))
+    np.testing.assert_allclose(got[0][1], expected[0][1], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(got[1], expected[1], rtol=1e-4, atol=1e-5)
+
+
+# Buckets.
+
+
+def ragged(*lengths: int) -> list[np.ndarray]:
+    return [floats(length, 2, seed=length) for length in lengths]
+
+
+@pytest.mark.parametrize("devices", [None, 8])
+def test_a_bucket_axis_returns_each_result_in_order_and_unpadded(devices):
+    items, scales = ragged(3, 5, 0, 8, 4, 4, 2), np.array([1, 2, 3], np.float32)
+    plan = plan_of(decision("s", 7, Bucket((4, 8)), 2), decision("e", 3, SafeMap(2)))
+
+    def fn(x, scale, mask):
+        return {"sum": jnp.sum(jnp.where(mask[:, None], x, 0), axis=0) * scale, "each": x * scale}
+
+    mesh = None if devices is None else jax.make_mesh((devices,), ("d",))
+    results = execute_plan(fn, plan, items, scales, axes=[("s",), ("e",)], mesh=mesh)
+    assert len(results) == 7
+    for item, result in zip(items, results, strict=True):
+        np.testing.assert_allclose(result["each"], item[None] * scales[:, None, None], rtol=1e-6)
+        np.testing.assert_allclose(result["sum"], item.sum(axis=0) * scales[:, None], rtol=1e-4, atol=1e-5)
+
+
+def test_a_bucket_axis_compiles_one_program_for_each_bucket_used(caplog):
+    plan = plan_of(decision("s", 9, Bucket((4, 8, 16)), 2))
+
+    def fn(x, mask):
+        return jnp.sum(jnp.where(mask[:, None], x, 0))
+
+    items = ragged(1, 2, 3, 4, 4, 5, 6, 7, 8)
+    assert compiles(caplog, lambda: execute_plan(fn, plan, items)) == 2
+    assert compiles(caplog, lambda: execute_plan(fn, plan, items)) == 0
+
+
+def test_a_scan_inside_a_bucket_and_a_derivative_of_what_is_shared():
+    items = ragged(3, 5, 2)
+    plan = plan_of(decision("s", 3, Bucket((4, 8)), 2), decision("t", 2, Scan(lambda c, y: (c + y, y), 0.0)))
+
+    def loss(w):
+        fn = lambda x, t, mask: w * t * jnp.sum(jnp.where(mask[:, None], x, 0))  # noqa: E731
+        outputs, carries = execute_plan(fn, plan, items, np.array([1.0, 2.0]), axes=[("s",), ("t",)])
+        assert [o.shape for o in outputs] == [(2,)] * 3
+        return sum(carries["t"])
+
+    value, slope = jax.value_and_grad(loss)(jnp.float32(2))
+    total = 3 * sum(item.sum() for item in items)
+    np.testing.assert_allclose([value, slope], [2 * total, total], rtol=1e-4)
+
+
+def test_keys_of_a_bucket_axis_are_those_of_the_order_given():
+    plan, key = plan_of(decision("s", 5, Bucket((4, 8)), 2)), jax.random.key(1)
+    got = execute_plan(lambda x, mask, key: jax.random.bits(key), plan, ragged(5, 1, 8, 2, 3), key=key)
+    assert [int(bits) for bits in got] == [int(jax.random.bits(jax.random.fold_in(key, i))) for i in range(5)]
+
+
+# The edges of axes.
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Kept:
+    """An unordered effect that keeps the index and value of each row that its mask lets through."""
+
+    rows: list[Any]
+
+    def __call__(self, values: Any, index: Any, mask: Any) -> Any:
+        def host(values: Any, index: Any, mask: Any) -> Any:
+            self.rows.extend(
+                (*map(int, row), float(value)) for value, row, real in zip(values, index, mask, strict=True) if real
+            )
+            return np.int32(0)
+
+        mask = jnp.ones(len(index), bool) if mask is None else mask
+        token = jax.ShapeDtypeStruct((), jnp.int32)
+        return values, io_callback(host, token, lax.stop_gradient(values), index, mask)
+
+
+def run(fn, plan, *args, axes=None, mesh=None, **hooks):
+    return _run_plan(fn, plan, args, axes, mesh, None, hooks)
+
+
+@pytest.mark.parametrize("strategy", [Vmap(), SafeMap(1), SafeMap(3), SafeMap(4), "scan", "dedup"], ids=str)
+@pytest.mark.parametrize("devices", [None, 8])
+def test_a_reducer_is_streamed_over_any_axis(strategy, devices):
+    x = floats(10, 2)
+    carried = strategy == "scan"
+    if carried and devices:
+        pytest.skip("a Scan cannot be split")
+    if carried:
+        strategy = Scan(lambda c, y: (c, y), ())
+    if strategy == "dedup":
+        x = x[np.arange(10) % 3]
+        strategy = DedupSpec("a", np.arange(3), np.arange(10) % 3, k=3).to_dedup_gather()
+    reduce = rd.as_reducer({"mean": rd.mean, "most": rd.max})
+    mesh = None if devices is None else jax.make_mesh((devices,), ("d",))
+    plan = plan_of(decision("a", 10, strategy))
+    got = run(lambda x: {"mean": 2 * x, "most": x}, plan, x, mesh=mesh, a=AxisHook(fuse=reduce))
+    got = got[0] if carried else got
+    np.testing.assert_allclose(got["mean"], 2 * x.mean(axis=0), rtol=1e-5)
+    np.testing.assert_array_equal(got["most"], x.max(axis=0))
+
+
+@pytest.mark.parametrize("outer", [Vmap(), SafeMap(2)], ids=str)
+@pytest.mark.parametrize("fuse", [rd.mean, functools.partial(jnp.mean, axis=0)], ids=["streamed", "stacked"])
+def test_a_fuse_inside_is_of_one_element_outside(outer, fuse):
+    x = floats(5, 7, 2)
+    plan = plan_of(decision("a", 5, outer), decision("b", 7, SafeMap(3)))
+    got = run(lambda x: x * x, plan, x, axes=[("a", "b")], b=AxisHook(fuse=fuse))
+    np.testing.assert_allclose(got, (x * x).mean(axis=1), rtol=1e-5)
+    got = run(lambda x: x * x, plan, x, axes=[("a", "b")], a=AxisHook(fuse=fuse), b=AxisHook(fuse=fuse))
+    np.testing.assert_allclose(got, (x * x).mean(axis=(0, 1)), rtol=1e-5)
+
+
+def test_a_streamed_reduction_never_holds_the_stack():
+    x = jnp.zeros((4096, 8))
+    plan = plan_of(decision("a", 4096, SafeMap(64)))
+
+    def temporaries(**hooks):
+        call = jax.jit(lambda x: jax.tree.map(jnp.sum, run(lambda x: jnp.tile(x, 64), plan, x, **hooks)))
+        return call.lower(x).compile().memory_analysis().temp_size_in_bytes
+
+    assert temporaries() >= 4096 * 512 * 4
+    assert temporaries(a=AxisHook(fuse=rd.mean)) < 4 * 64 * 512 * 4
+    assert temporaries(a=AxisHook(emit=Kept([]), keeps=False)) < 0.1 * 4096 * 512 * 4
+
+
+@pytest.mark.parametrize("devices", [None, 8])
+@pytest.mark.parametrize("strategy", [Vmap(), SafeMap(2), Bucket((4,))], ids=str)
+def test_padding_reaches_no_effect(strategy, devices):
+    size, rows = 5, []
+    bucket = isinstance(strategy, Bucket)
+    mesh = None if devices is None else jax.make_mesh((devices,), ("d",))
+    plan = plan_of(decision("a", size, strategy, 2 if bucket else None), decision("b", 3, SafeMap(2)))
+    args = (ragged(1, 2, 3, 1, 2), np.arange(3.0)) if bucket else (np.arange(5.0), np.arange(3.0))
+    fn = (lambda x, b, mask: b) if bucket else (lambda a, b: 10 * a + b)
+    outer = AxisHook(emit=Kept([]), keeps=False)
+    if not bucket:
+        run(fn, plan, *args, axes=[("a",), ("b",)], mesh=mesh, b=AxisHook(emit=Kept(rows)))
+        jax.effects_barrier()
+        assert sorted(rows) == [(i, j, 10.0 * i + j) for i in range(5) for j in range(3)]
+    else:
+        run(fn, plan, *args, axes=[("a",), ("b",)], mesh=mesh, b=AxisHook(emit=Kept(rows)), a=AxisHook(keeps=False))
+        jax.effects_barrier()
+        assert sorted(rows) == [(i, j, float(j)) for i in range(5) for j in range(3)]
+    assert outer.stacks is False
+
+
+@pytest.mark.parametrize("strategy", [Vmap(), SafeMap(2), "scan", "dedup"], ids=str)
+def test_effects_of_a_differentiated_plan_occur_once_for_each_element(strategy):
+    rows: list[Any] = []
+    carried = strategy == "scan"
+    if carried:
+        strategy = Scan(lambda c, y: (c + y, y), 0.0)
+    elif strategy == "dedup":
+        strategy = DedupSpec("a", np.arange(3), np.arange(5) % 3, k=3).to_dedup_gather()
+    plan, x = plan_of(decision("a", 5, strategy)), np.arange(5.0) % 3
+
+    def loss(w):
+        result = run(lambda x: w * x * x, plan, x, a=AxisHook(emit=Kept(rows)))
+        return (result[0] if carried else result).sum()
+
+    for transformed in (jax.grad(loss), jax.jit(jax.grad(loss))):
+        rows.clear()
+        slope = transformed(2.0)
+        jax.effects_barrier()
+        np.testing.assert_allclose(slope, (x * x).sum())
+        assert sorted(rows) == [(i, 2 * v * v) for i, v in enumerate(x.tolist())]
+
+
+def test_effects_of_the_function_itself_occur_once_for_each_element_of_uneven_chunks():
+    seen: list[float] = []
+
+    def fn(x):
+        io_callback(lambda v: seen.append(float(v)), None, x)
+        return x
+
+    execute_plan(fn, plan_of(decision("a", 7, SafeMap(3))), np.arange(7.0))
+    jax.effects_barrier()
+    assert sorted(seen) == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
