@@ -50,6 +50,7 @@ from xtrax.tiling.strategy import (
     WhileCarry,
     WhileCondFn,
 )
+from xtrax.tiling.tiled import tiled_vmap
 
 __all__ = [
     "AmbiguousAxisError",
@@ -107,4 +108,5 @@ __all__ = [
     "tiled_hessian",
     "tiled_jacfwd",
     "tiled_jacrev",
+    "tiled_vmap",
 ]

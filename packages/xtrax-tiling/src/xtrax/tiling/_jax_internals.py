@@ -54,3 +54,15 @@ def _is_axis_use(effect: Any) -> bool:
 def without_tangent(value: Any) -> bool:
     """Whether an array, or its type, is of integers, keys and the like, whose tangents hold no values."""
     return not jnp.issubdtype(value.dtype, jnp.inexact)
+
+
+def vary_like(x: Any, others: Sequence[Any]) -> Any:
+    """`x` typed as varying over the devices that any of `others` varies over; only differs inside `shard_map`."""
+    wanted = frozenset[Any]().union(*(_varying(other) for other in others))
+    missing = tuple(wanted - _varying(x))
+    return jax.lax.pcast(x, missing, to="varying") if missing else x
+
+
+def _varying(x: Any) -> frozenset[Any]:
+    kind = (x if isinstance(x, jax.ShapeDtypeStruct) else jax.typeof(x)).manual_axis_type
+    return kind.varying if kind else frozenset()

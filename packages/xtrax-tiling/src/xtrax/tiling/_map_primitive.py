@@ -83,7 +83,7 @@ def _loop(*operands: Any, spec: Spec) -> list[Any]:
 
     def run(index: Any) -> list[Any]:
         pairs = zip(operands, spec.ins, strict=True)
-        return list(fn(*(_take(operand, kind, chunks, index) for operand, kind in pairs)))
+        return list(fn(*(take(operand, kind, chunks, index) for operand, kind in pairs)))
 
     if chunks.count == 1:
         return [y[None] if out is Kind.CHUNK else y for y, out in zip(run(0), spec.outs, strict=True)]
@@ -105,12 +105,12 @@ def _loop(*operands: Any, spec: Spec) -> list[Any]:
 def chunk_types(operands: Sequence[Any], ins: Sequence[In], chunks: Chunks) -> list[Any]:
     """The types of what a chunk gets of the operands."""
     return [
-        jax.eval_shape(lambda x, kind=kind: _take(x, kind, chunks, 0), operand)
+        jax.eval_shape(lambda x, kind=kind: take(x, kind, chunks, 0), operand)
         for operand, kind in zip(operands, ins, strict=True)
     ]
 
 
-def _take(operand: Any, kind: In, chunks: Chunks, index: Any) -> Any:
+def take(operand: Any, kind: In, chunks: Chunks, index: Any) -> Any:
     """What chunk `index` gets of an operand."""
     if kind.kind is Kind.WHOLE:
         return operand

@@ -1,0 +1,173 @@
+"""`jax.vmap` over at most a given number of elements at once."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import jax
+
+from xtrax.tiling._check import check_bool, check_callable, check_int
+from xtrax.tiling._execute_args import check_key
+from xtrax.tiling._execute_program import run_program
+from xtrax.tiling._tiled_args import bind
+from xtrax.tiling._tiled_run import Options, run
+from xtrax.tiling.reducers import as_reducer
+
+__all__ = ["tiled_vmap"]
+
+
+def tiled_vmap(
+    fn: Callable[..., Any],
+    in_axes: Any = 0,
+    out_axes: Any = 0,
+    *,
+    batch_size: int | str | None = None,
+    budget: Any = None,
+    remat: bool = False,
+    grad_batch_size: int | None = None,
+    reduce: Any = None,
+    axis_name: Hashable = None,
+    spmd_axis_name: Hashable = None,
+    mesh: jax.sharding.Mesh | None = None,
+    mesh_axis: str | None = None,
+    key: Any = None,
+) -> Callable[..., Any]:
+    """`jax.vmap`, a chunk of at most `batch_size` elements after another.
+
+    The results are those of `jax.vmap`, and memory is that of the arguments, the results and one chunk. Chunks are
+    balanced, and the first two overlap where they do not come out even, so `fn` should be pure: a few elements may be
+    computed twice. Forward mode and, with `remat`, reverse mode work on one chunk at a time too; reverse mode otherwise
+    keeps what it needs of every element, as that of `jax.vmap` does.
+
+    Outside a trace a call is compiled, once for each types of arguments; the program is found again at the next call of
+    this or another `tiled_vmap` of `fn`. Arrays that `fn` holds (an `eqx.Module`) or closes over are arguments of the
+    program, never constants in it; what it closes over is read when it is traced, as with `jax.jit`. Arguments that are
+    no arrays (Python numbers, strings) reach `fn` as they are where their axis is None, and another value is another
+    program: pass numbers that change as arrays.
+
+    Args:
+        fn: a function of one element of each argument.
+        in_axes: the mapped axis of each argument, as in `jax.vmap`: an int (negative from the end), None for what is
+            the same for all elements, or a sequence with an entry for each positional argument, an int, None or a
+            pytree of them that is a prefix of the argument. Keyword arguments are mapped along axis 0.
+        out_axes: where the mapped axis goes in each result, as in `jax.vmap`.
+        batch_size: the most elements at once; None for all; "auto" for the fastest of a few sizes, measured by
+            `tune_batch_size` on the first call with such arguments.
+        budget: with "auto", what the chunk may take: bytes or a `MemoryBudget`.
+        remat: whether reverse mode saves nothing but the arguments, and computes each chunk anew.
+        grad_batch_size: the most elements that reverse mode takes at once, if others than forward; implies `remat`.
+        reduce: a `Reducer` or a pytree of them that is a prefix of the output: the results are reduced chunk by chunk,
+            in order, and never stacked.
+        axis_name: a name of the axis for collectives in `fn`, which need all elements at once.
+        spmd_axis_name: as in `jax.vmap`.
+        mesh: devices to split the elements over, each of which maps its share in chunks of its own.
+        mesh_axis: the axis of `mesh` to split over; None if it has only one.
+        key: a PRNG key. Element i gets `jax.random.fold_in(key, i)` as the keyword argument `key` of `fn`, whatever
+            chunk or device it is computed in.
+
+    Returns:
+        A function of the arguments, whose results are those of `fn`, each leaf stacked along its out axis; with
+        `reduce`, what the reducers return.
+
+    Raises:
+        TypeError: an argument of the wrong kind; at a call, an axis that is neither an int nor None, or a mapped leaf
+            that is no array.
+        ValueError: a number below 1, options that exclude one another, an axis that `mesh` does not have; at a call,
+            nothing is mapped, `in_axes` or `out_axes` does not fit, sizes differ, `fn` has a collective over
+            `axis_name` and fewer than all elements at once, or "auto" inside a trace that `fn` depends on.
+
+    >>> import jax.numpy as jnp
+    >>> from xtrax.tiling import tiled_vmap
+    >>> xs, w = jnp.arange(10.0).reshape(5, 2), jnp.array([1.0, 10.0])
+    >>> print(tiled_vmap(jnp.dot, in_axes=(0, None), batch_size=2)(xs, w))
+    [10. 32. 54. 76. 98.]
+    >>> from xtrax.tiling import reducers
+    >>> print(tiled_vmap(jnp.dot, in_axes=(0, None), batch_size=2, reduce=reducers.mean)(xs, w))
+    54.0
+    """
+    check_callable("fn", fn, "(*elements) -> outputs")
+    _check_in_axes(in_axes)
+    _check_batch_size(batch_size, budget)
+    if grad_batch_size is not None:
+        grad_batch_size = check_int("grad_batch_size", grad_batch_size, 1)
+    reducer = None if reduce is None else as_reducer(reduce)
+    if reducer is not None and (out_axes is None or out_axes != 0):
+        raise ValueError(f"out_axes is {out_axes!r}, but with reduce the results have no mapped axis; leave it out.")
+    for name, value in (("axis_name", axis_name), ("spmd_axis_name", spmd_axis_name)):
+        _check_hashable(name, value)
+    options = Options(
+        None,
+        out_axes,
+        check_bool("remat", remat),
+        grad_batch_size,
+        reducer,
+        axis_name,
+        spmd_axis_name,
+        mesh,
+        _check_mesh(mesh, mesh_axis),
+    )
+    key = check_key(fn, (), key)
+    places = (jax.tree.structure(out_axes, is_leaf=_is_none), tuple(jax.tree.leaves(out_axes, is_leaf=_is_none)))
+
+    @functools.wraps(fn, updated=())
+    def tiled(*args: Any, **kwargs: Any) -> Any:
+        bound = bind(fn, in_axes, args, kwargs, key)
+        if reducer is not None:
+            reducer.check_size(bound.size)
+        sized = dataclasses.replace(options, batch_size=None if batch_size is None else int(batch_size))
+        identity = (dataclasses.replace(sized, out_axes=None), places, bound.signature)
+        return run_program(
+            fn, None if bound.signature is None else identity, lambda arrays: run(arrays, bound, sized), bound.arrays
+        )
+
+    return tiled
+
+
+def _is_none(node: Any) -> bool:
+    return node is None
+
+
+def _check_in_axes(in_axes: Any) -> None:
+    if in_axes is not None and (isinstance(in_axes, bool) or not isinstance(in_axes, (int, tuple, list))):
+        raise TypeError(
+            f"in_axes must be an int, None or a tuple with an entry for each argument, but is {in_axes!r} "
+            f"({type(in_axes).__name__}); for one argument that is a pytree write ({in_axes!r},)."
+        )
+
+
+def _check_batch_size(batch_size: Any, budget: Any) -> None:
+    if isinstance(batch_size, str):
+        if batch_size != "auto":
+            raise ValueError(f'batch_size must be an integer of at least 1, None or "auto", but is {batch_size!r}.')
+        return
+    if budget is not None:
+        raise ValueError(
+            f'budget limits the sizes that batch_size="auto" tries, but batch_size is {batch_size!r}; leave out one.'
+        )
+    if batch_size is not None:
+        check_int("batch_size", batch_size, 1)
+
+
+def _check_hashable(name: str, value: Any) -> None:
+    try:
+        hash(value)
+    except TypeError as error:
+        raise TypeError(f"{name} must be hashable, such as a string, but is {value!r}.") from error
+
+
+def _check_mesh(mesh: Any, mesh_axis: Any) -> str | None:
+    if mesh is None:
+        if mesh_axis is not None:
+            raise ValueError(f"mesh_axis is {mesh_axis!r}, but there is no mesh; pass mesh=jax.make_mesh(...).")
+        return None
+    if not isinstance(mesh, jax.sharding.Mesh):
+        raise TypeError(f"mesh must be a jax.sharding.Mesh or None, but is {mesh!r}; jax.make_mesh makes one.")
+    names = mesh.axis_names
+    if mesh_axis is None:
+        if len(names) != 1:
+            raise ValueError(f"the mesh has the axes {names}; say by mesh_axis which of them to split over.")
+        return names[0]
+    if mesh_axis not in names:
+        raise ValueError(f"mesh_axis is {mesh_axis!r}, but the mesh has the axes {names}; give one of them.")
+    return mesh_axis
