@@ -10,10 +10,14 @@ from xtrax.run._provenance import collect_provenance
 if TYPE_CHECKING:
     from xtrax.run.h5_sink import H5StagingSink
     from xtrax.run.jsonl_sink import JsonlStagingSink, Record, read_jsonl, read_jsonl_provenance
+    from xtrax.run.pipeline import RunReport, run_tiled
     from xtrax.run.resolver import FeatureBatch, InputResolver, RuntimeBundle
+    from xtrax.run.results import Results, open_results
     from xtrax.run.sink import SinkError, SinkSpec, StagingSink, derive_sink_spec, make_sink, new_run_id
     from xtrax.run.spec import RunSpec
     from xtrax.run.zarr_integrity import (
+        DamagedRunError,
+        IntegrityReport,
         canonical_json_bytes,
         fsync_directory,
         fsync_file,
@@ -21,16 +25,22 @@ if TYPE_CHECKING:
         normalize_json_value,
         update_array_digest,
         update_zarr_node_digest,
+        verify_store,
         zarr_content_digest,
     )
-    from xtrax.run.zarr_sink import ZarrStagingSink
+    from xtrax.run.zarr_sink import AppendedZarrSink, ZarrStagingSink
 
 __all__ = [
+    "AppendedZarrSink",
+    "DamagedRunError",
     "FeatureBatch",
     "H5StagingSink",
     "InputResolver",
+    "IntegrityReport",
     "JsonlStagingSink",
     "Record",
+    "Results",
+    "RunReport",
     "RunSpec",
     "RuntimeBundle",
     "SinkError",
@@ -47,10 +57,13 @@ __all__ = [
     "make_sink",
     "new_run_id",
     "normalize_json_value",
+    "open_results",
     "read_jsonl",
     "read_jsonl_provenance",
+    "run_tiled",
     "update_array_digest",
     "update_zarr_node_digest",
+    "verify_store",
     "write_json_atomic",
     "zarr_content_digest",
 ]
@@ -59,10 +72,14 @@ __all__ = [
 _MODULES = {
     "h5_sink": ("H5StagingSink",),
     "jsonl_sink": ("JsonlStagingSink", "Record", "read_jsonl", "read_jsonl_provenance"),
+    "pipeline": ("RunReport", "run_tiled"),
     "resolver": ("FeatureBatch", "InputResolver", "RuntimeBundle"),
+    "results": ("Results", "open_results"),
     "sink": ("SinkError", "SinkSpec", "StagingSink", "derive_sink_spec", "make_sink", "new_run_id"),
     "spec": ("RunSpec",),
     "zarr_integrity": (
+        "DamagedRunError",
+        "IntegrityReport",
         "canonical_json_bytes",
         "fsync_directory",
         "fsync_file",
@@ -70,9 +87,10 @@ _MODULES = {
         "normalize_json_value",
         "update_array_digest",
         "update_zarr_node_digest",
+        "verify_store",
         "zarr_content_digest",
     ),
-    "zarr_sink": ("ZarrStagingSink",),
+    "zarr_sink": ("AppendedZarrSink", "ZarrStagingSink"),
 }
 _WHERE = {name: module for module, names in _MODULES.items() for name in names}
 

@@ -14,7 +14,7 @@ import json
 import logging
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -277,6 +277,10 @@ class AppendStore:
                 fsync_directory(folder)
                 self._rows_shown[name] = rows
 
+    def has_state(self, tile: int) -> bool:
+        """Whether the state that was committed with a tile is still kept."""
+        return tile in self.committed and (state_folder(self.folder) / f"{tile}.bin").exists()
+
     def state(self, tile: int) -> bytes:
         """The state that was committed with a tile."""
         with self._failing("cannot be read"):
@@ -333,7 +337,7 @@ class AppendStore:
                 fsync_directory(path.parent)
 
     @contextlib.contextmanager
-    def _failing(self, what: str) -> Iterator[None]:
+    def _failing(self, what: str) -> Generator[None]:
         try:
             yield
         except SinkError:

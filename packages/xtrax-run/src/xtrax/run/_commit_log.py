@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from xtrax.run._canonical import canonical_json_bytes
 from xtrax.run._fsync import fsync_directory
@@ -24,7 +24,7 @@ def sealed(record: dict[str, Any]) -> dict[str, Any]:
     return {**record, _CHECK: _checksum(record)}
 
 
-def is_sealed(record: Any) -> bool:
+def is_sealed(record: Any) -> TypeGuard[dict[str, Any]]:
     """Whether a record is a dict whose checksum fits its content."""
     if not isinstance(record, dict) or _CHECK not in record:
         return False

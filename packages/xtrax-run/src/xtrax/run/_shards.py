@@ -69,7 +69,8 @@ class ArraySpec:
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "ArraySpec":
         """The inverse of `to_json`."""
-        return cls(**{**value, "shape": tuple(value["shape"]), "dims": tuple(value["dims"])})
+        fields: dict[str, Any] = {**value, "shape": tuple(value["shape"]), "dims": tuple(value["dims"])}
+        return cls(**fields)
 
     def folder(self, root: Path) -> Path:
         """Where it lies in a store."""

@@ -1,7 +1,11 @@
-"""Staged results as a Zarr v3 store."""
+"""Results as a Zarr v3 store: staged by key, or appended by a tiled run."""
 
+import os
+from dataclasses import dataclass
 from typing import ClassVar
 
+from xtrax.run._checks import check_output_dir, check_run_id
+from xtrax.run._shards import COMPRESSIONS, Compression
 from xtrax.run._staging import BufferedSink, Writer
 from xtrax.run._zarr_keyed import KeyedZarrWriter
 
@@ -40,3 +44,40 @@ class ZarrStagingSink(BufferedSink):
     """
 
     _writer_class: ClassVar[type[Writer]] = KeyedZarrWriter
+
+
+@dataclass(frozen=True)
+class AppendedZarrSink:
+    """Where `run_tiled` puts its output, with more to choose than a `SinkSpec` has. Touches no disk.
+
+    The store has one growing array for each output, whose leading axis is the run's; a shard is a tile.
+
+    Args:
+        output_dir: The store's root, for one run.
+        run_id: The run; None as in `run_tiled`.
+        compression: `"zstd"`, `"lz4"` or `"gzip"` at their quickest, or None for none. Random-looking numbers do not
+            shrink, and compressing them costs more than writing them.
+
+    Raises:
+        TypeError: If an argument is of the wrong type.
+        ValueError: If it has a wrong value.
+
+    Examples:
+        >>> AppendedZarrSink("results", compression="zstd").compression
+        'zstd'
+    """
+
+    output_dir: str | os.PathLike[str]
+    run_id: str | None = None
+    compression: Compression | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse bad arguments."""
+        check_output_dir(self.output_dir)
+        check_run_id(self.run_id)
+        if self.compression is not None and not isinstance(self.compression, str):
+            raise TypeError(f"compression must be a string or None, not {type(self.compression).__name__}")
+        if self.compression is not None and self.compression not in COMPRESSIONS:
+            raise ValueError(
+                f"compression is {self.compression!r}; allowed are {', '.join(map(repr, COMPRESSIONS))} and None"
+            )

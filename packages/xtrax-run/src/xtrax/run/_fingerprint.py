@@ -1,0 +1,73 @@
+"""What a run computes, so that a resumed run notices if it is something else."""
+
+import hashlib
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+
+from xtrax.run._inputs import Source, digest_arrays
+from xtrax.run._tile_program import TileProgram
+
+
+def fingerprint(program: TileProgram, sources: Sequence[Source], hosts: Sequence[str]) -> dict[str, Any]:
+    """What the header of a run keeps of its computation.
+
+    Args:
+        program: Of a whole tile.
+        sources: The inputs that have the outermost axis.
+        hosts: Names of host functions.
+    """
+    text = program.lowered.as_text()  # the same in every process; names host callbacks by number alone
+    return {
+        "program_sha256": hashlib.sha256(text.encode()).hexdigest(),
+        "arrays_sha256": digest_arrays(program.consts),
+        "host_functions": list(hosts),
+        "inputs": [source.describe() for source in sources],
+        "jax": jax.__version__,
+        "backend": jax.default_backend(),
+    }
+
+
+def refuse_changes(folder: Any, kept: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Refuse to go on with a run that computed something else.
+
+    Raises:
+        ValueError: It says what differs.
+
+    Warns:
+        UserWarning: If jax has another version or backend, and the program is the same.
+    """
+    changes = []
+    if kept["program_sha256"] != now["program_sha256"]:
+        versions = f" (jax was {kept['jax']}, and is {now['jax']})" if kept["jax"] != now["jax"] else ""
+        changes.append(f"the program of a tile: fn, its axes or the shapes of its inputs{versions}")
+    if kept["arrays_sha256"] != now["arrays_sha256"]:
+        changes.append(
+            "the values of arrays that fn holds or closes over, of inputs without the outermost axis, or of key"
+        )
+    if kept["host_functions"] != now["host_functions"]:
+        changes.append(f"the host functions: they were {kept['host_functions']}, and are {now['host_functions']}")
+    for before, after in zip(kept["inputs"], now["inputs"], strict=False):
+        if before != after:
+            changes.append(f"{after['name']}: it was {_text(before)}, and is {_text(after)}")
+    if len(kept["inputs"]) != len(now["inputs"]):
+        changes.append(f"the number of inputs: it was {len(kept['inputs'])}, and is {len(now['inputs'])}")
+    if changes:
+        raise ValueError(
+            f"{folder} holds a run of something else. What differs: {'; '.join(changes)}. Resume it with what it was "
+            "started with, or choose another output_dir for a new run"
+        )
+    for name in ("jax", "backend"):
+        if kept[name] != now[name]:
+            warnings.warn(
+                f"{folder} was begun with {name} {kept[name]}, and goes on with {now[name]}: the program is the same, "
+                "but the last bits of its results may differ",
+                UserWarning,
+                stacklevel=4,
+            )
+
+
+def _text(described: Mapping[str, Any]) -> str:
+    return f"{described['dtype']}{described['shape']}"

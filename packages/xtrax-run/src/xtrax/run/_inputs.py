@@ -1,0 +1,141 @@
+"""What a run reads: numpy, JAX and Zarr arrays, and anything with `__len__` and slices, a tile at a time."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import zarr
+
+from xtrax.run._canonical import canonical_json_bytes
+
+
+@dataclass(frozen=True)
+class Source:
+    """A leaf of the inputs that has the outermost axis.
+
+    Attributes:
+        where: What it is, for messages: `inputs[0]['x']`.
+        value: The array, or what is sliced like one.
+        dim: Which dimension the outermost axis is.
+        shape: Of all of it.
+        dtype: Of its elements.
+    """
+
+    where: str
+    value: Any
+    dim: int
+    shape: tuple[int, ...]
+    dtype: Any
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one element of the outermost axis."""
+        others = [n for i, n in enumerate(self.shape) if i != self.dim]
+        return int(np.prod(others, dtype=np.int64)) * getattr(self.dtype, "itemsize", 8)
+
+    @property
+    def placeholder(self) -> Any:
+        """What has the shape and dtype of all of it, and no data."""
+        if is_key(self.value):
+            return self.value
+        return np.broadcast_to(np.zeros((), self.dtype), self.shape)
+
+    def tile_placeholder(self, rows: int) -> Any:
+        """The same of a tile."""
+        if is_key(self.value):
+            data = jax.random.key_data(self.value)
+            many = np.broadcast_to(np.zeros((), data.dtype), (rows, *data.shape[1:]))
+            return jax.random.wrap_key_data(jnp.asarray(many), impl=jax.random.key_impl(self.value))
+        shape = (*self.shape[: self.dim], rows, *self.shape[self.dim + 1 :])
+        return np.broadcast_to(np.zeros((), self.dtype), shape)
+
+    def read(self, start: int, stop: int) -> Any:
+        """Elements of the outermost axis, on the host.
+
+        Raises:
+            ValueError: If it is not what its shape and dtype said.
+        """
+        if isinstance(self.value, jax.Array):  # the start is an operand: one small program for all tiles
+            part = jax.lax.dynamic_slice_in_dim(self.value, start, stop - start, axis=self.dim)
+            return part if is_key(part) else np.asarray(part)
+        index = slice(start, stop)
+        whole = self.value[index] if self.dim == 0 else self.value[(*(slice(None),) * self.dim, index)]
+        values = np.asarray(whole)
+        expected = (*self.shape[: self.dim], stop - start, *self.shape[self.dim + 1 :])
+        if values.shape != expected or values.dtype != self.dtype:
+            raise ValueError(
+                f"{self.where}[{start}:{stop}] is {values.dtype}{list(values.shape)}, where {self.dtype}"
+                f"{list(expected)} is due; every slice of an input must have the dtype and shape of the first"
+            )
+        return values
+
+    def describe(self) -> dict[str, Any]:
+        """What a resumed run compares."""
+        return {"name": self.where, "shape": list(self.shape), "dtype": str(self.dtype)}
+
+
+def is_key(value: Any) -> bool:
+    """Whether it is an array of typed PRNG keys."""
+    return isinstance(value, jax.Array) and jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key)
+
+
+def source(where: str, value: Any, dim: int) -> Source:
+    """Look at a leaf without reading it whole.
+
+    Raises:
+        TypeError: If it is no array of numbers, and cannot be sliced like one.
+        ValueError: If it is empty and has no dtype.
+    """
+    if isinstance(value, np.ma.MaskedArray):
+        raise TypeError(f"{where} is masked, and no program sees the mask; pass .filled(...), and the mask beside it")
+    if is_key(value):
+        if dim:
+            raise TypeError(f"{where} holds PRNG keys, and has the outermost axis as dimension {dim}; put it first")
+        return Source(where, value, dim, value.shape, value.dtype)
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        return Source(where, value, dim, tuple(map(int, value.shape)), _numbers(where, value.dtype))
+    if isinstance(value, str | bytes) or not (hasattr(value, "__len__") and hasattr(value, "__getitem__")):
+        raise TypeError(
+            f"{where} is a {type(value).__name__}; what has an axis must be a numpy, JAX or Zarr array, or an object "
+            "with __len__ and slices (lists are trees: pass numpy.asarray of a list of numbers)"
+        )
+    if dim:
+        raise TypeError(f"{where} has the outermost axis as dimension {dim}, which a {type(value).__name__} cannot "
+                        "be sliced along; put the outermost axis first")  # fmt: skip
+    length = len(value)
+    if length == 0:
+        raise ValueError(f"{where} is empty and has no dtype; pass a numpy array")
+    first = np.asarray(value[0:1])
+    if first.shape[:1] != (1,):
+        raise TypeError(f"{where}[0:1] is {first.dtype}{list(first.shape)}; a slice must be an array of the elements")
+    return Source(where, value, dim, (length, *first.shape[1:]), _numbers(where, first.dtype))
+
+
+def _numbers(where: str, dtype: Any) -> np.dtype:
+    try:
+        found = np.dtype(dtype)
+        jax.typeof(np.zeros((), found))
+    except TypeError:
+        raise TypeError(f"{where} has dtype {dtype}, which no program computes with; pass numbers") from None
+    return found
+
+
+def whole(value: Any) -> Any:
+    """An array that every tile needs; what is no array is passed on as it is."""
+    return np.asarray(value[...]) if isinstance(value, zarr.Array) else value
+
+
+def digest_arrays(arrays: Sequence[Any]) -> str:
+    """A sha256 over the dtypes, shapes and bytes of arrays on the host or device."""
+    digest = hashlib.sha256()
+    for array in arrays:
+        name = str(array.dtype)
+        values = np.asarray(jax.random.key_data(array) if is_key(array) else array)
+        digest.update(canonical_json_bytes([name, list(values.shape)]))
+        if values.size:
+            digest.update(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data)
+    return digest.hexdigest()

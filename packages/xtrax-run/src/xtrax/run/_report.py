@@ -1,0 +1,88 @@
+"""What a tiled run reports, and how its memory is measured."""
+
+import resource
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class RunReport:
+    """What a call of `run_tiled` did.
+
+    Attributes:
+        run_id: The run; None without a sink.
+        output_dir: Where its output lies; None without a sink. `open_results` reads it.
+        tiles: How many tiles the run has.
+        tiles_done: How many this call computed.
+        tiles_skipped: How many were committed before.
+        seconds_computing: Time in which the device computed, or host functions ran.
+        seconds_reading: Time in which inputs were read, beside the computation.
+        seconds_writing: Time in which output was written, beside the computation.
+        seconds_waiting: Time in which the device had nothing to compute, for want of inputs or of room for outputs.
+        seconds: All of it, compiling included.
+        bytes_read: Bytes of inputs read by this call.
+        bytes_written: Bytes of output and states committed by this call.
+        compiles: Programs compiled by this call (by all workers, with a client): one for each number of rows.
+        peak_memory: The process's largest resident size while tiles were computed, in bytes.
+        outputs: Without a sink, what `execute_plan` would return, as numpy arrays; else None.
+    """
+
+    run_id: str | None
+    output_dir: Path | None
+    tiles: int
+    tiles_done: int
+    tiles_skipped: int
+    seconds_computing: float
+    seconds_reading: float
+    seconds_writing: float
+    seconds_waiting: float
+    seconds: float
+    bytes_read: int
+    bytes_written: int
+    compiles: int
+    peak_memory: int
+    outputs: Any = None
+
+    def __str__(self) -> str:
+        """A few lines for the terminal."""
+        where = f"run {self.run_id} in {self.output_dir}" if self.output_dir else "run without a sink"
+        return (
+            f"{where}: {self.tiles_done} tiles done, {self.tiles_skipped} skipped, of {self.tiles}\n"
+            f"  {self.seconds:.1f} s: computing {self.seconds_computing:.1f} s, waiting {self.seconds_waiting:.1f} s; "
+            f"beside that reading {self.seconds_reading:.1f} s, writing {self.seconds_writing:.1f} s\n"
+            f"  read {in_words(self.bytes_read)}, wrote {in_words(self.bytes_written)}, "
+            f"{self.compiles} compiles, peak memory {in_words(self.peak_memory)}"
+        )
+
+
+def in_words(size: float) -> str:
+    """Bytes as `12.3 MB`."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"
+
+
+def reset_peak_memory() -> None:
+    """Forget the process's peak so far, which compiling dominates. Only Linux can."""
+    try:
+        with open("/proc/self/clear_refs", "w") as file:
+            file.write("5")
+    except OSError:
+        return  # not Linux, or not allowed: the peak then includes what came before
+
+
+def peak_memory() -> int:
+    """The process's largest resident size, in bytes, since `reset_peak_memory` where that works."""
+    try:
+        with open("/proc/self/status") as file:
+            for line in file:
+                if line.startswith("VmHWM:"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        pass  # not Linux
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
