@@ -101,7 +101,7 @@ def _signature(owner: Hashable, key: Hashable, arrays: list[Any]) -> Hashable | 
 
 
 def _captured(fn: Any) -> Hashable:
-    """The variables that a plain function uses, its closure's and global ones: numbers by value, objects by identity."""
+    """The variables that a plain function uses: numbers by value, objects by identity."""
     found: dict[str, Hashable] = {}
     seen: set[int] = set()
 
