@@ -105,7 +105,7 @@ class Workshop:
         if found != self.job.program_sha256:
             raise RuntimeError(
                 f"a worker on {socket.gethostname()} (jax {jax.__version__}, {jax.default_backend()}) makes another "
-                "program of fn than the client; give workers and client the same versions, code, backend and jax configuration"
+                "program of fn than the client; give both the same versions, code, backend and jax configuration"
             )
 
     @property

@@ -13,12 +13,13 @@ import numpy as np
 from xtrax.run._checks import check_output_dir, check_run_id
 from xtrax.run._inputs import Source, source, whole
 from xtrax.run._shards import Compression
-from xtrax.run._tile_hooks import axis_hooks, host_names
+from xtrax.run._tile_hooks import host_names
 from xtrax.run._tile_program import Work
 from xtrax.run._tiles import check_outermost, check_tile_size
 from xtrax.run.sink import SinkSpec
 from xtrax.run.zarr_sink import AppendedZarrSink
 from xtrax.stages import AxisBoundary, axis_boundaries_by_name, validate_plan_topology
+from xtrax.stages._effects import axis_hooks
 from xtrax.stages._host_record import outside_traces
 from xtrax.tiling import BatchPlanner
 from xtrax.tiling._execute_args import check_axes, check_key, check_plan, check_sizes
@@ -106,7 +107,7 @@ def check_request(
     by_name = _boundaries(decisions, boundaries)
     validate_plan_topology(decisions, by_name)
     check_outermost(decisions[0], by_name)
-    hooks = axis_hooks(decisions, by_name)
+    hooks = axis_hooks([d.spec.name for d in decisions], by_name, yields_carries=True)
     if mesh is not None or client is not None:
         _refuse_order(by_name, "mesh" if client is None else "client")
     _check_dedup(decisions, hooks)
@@ -182,7 +183,7 @@ def _refuse_order(boundaries: Mapping[str, AxisBoundary | None], given: str) -> 
             if getattr(getattr(boundary, role, None), "ordered", False):
                 raise ValueError(
                     f"{given} is given, and the {role} of axis {axis!r} is ordered, but devices and workers have no "
-                    f"order among them; leave out {given}, or make it ordered=False and sort by the index that it is given"
+                    f"order among them; leave out {given}, or make it ordered=False, and sort by the index"
                 )
 
 

@@ -1,48 +1,12 @@
-"""The boundaries of a plan's axes as hooks of its executor."""
+"""What a run knows of the taps, sinks and fuses at the edges of its axes."""
 
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from xtrax.stages import AxisBoundary, HostSink, HostTap
-from xtrax.stages._effects import all_on_host, emit_lanes, has_effects, keeps_values
-from xtrax.stages._host_call import NO_TOKEN, fire_lanes
 from xtrax.stages._host_record import HostRecord
-from xtrax.stages._place import Place
-from xtrax.tiling._hooks import AxisHook
 from xtrax.tiling.plan import AxisDecision
-
-
-@dataclasses.dataclass(frozen=True)
-class EmitRows:
-    """The tap and sink of a boundary, for the rows that are computed at once."""
-
-    boundary: AxisBoundary
-    axes: tuple[str, ...]
-
-    def __call__(self, values: Any, index: Any, mask: Any) -> tuple[Any, Any]:
-        """`(values, token)`, as `xtrax.tiling._hooks` asks."""
-        if not all_on_host(self.boundary):
-            emitted, token = emit_lanes(self.boundary, values, Place(index, self.axes))
-            return (emitted if keeps_values(self.boundary) else values), token
-        token = NO_TOKEN
-        for effect in (self.boundary.tap, self.boundary.sink):
-            if isinstance(effect, HostTap | HostSink):
-                token |= fire_lanes(effect, values, index, mask, axes=self.axes)
-        return values, token
-
-
-def axis_hooks(decisions: Sequence[AxisDecision], boundaries: Mapping[str, AxisBoundary | None]) -> dict[str, AxisHook]:
-    """The hook of each axis that has something at its edge."""
-    names = [decision.spec.name for decision in decisions]
-    hooks = {}
-    for i, name in enumerate(names):
-        boundary = boundaries.get(name)
-        if boundary is not None:
-            emit = EmitRows(boundary, tuple(names[: i + 1])) if has_effects(boundary) else None
-            hooks[name] = AxisHook(emit, boundary.fuse, keeps_values(boundary))
-    return hooks
 
 
 def expected_rows(

@@ -46,8 +46,9 @@ def run_tiled(
     **It survives being killed.** A tile is committed when its data are durable. The same call again skips what is
     committed, computes the rest, and leaves, byte for byte on a deterministic backend, the data of a run that was
     never stopped. Host effects of tiles that were not committed fire again; those of committed ones never do. On
-    resuming, what is committed is read and compared with its digests: a damaged tile is computed again, with a warning in
-    the log (`xtrax.run`), and its effects fire again. A run of something else, another function or other inputs, is refused.
+    resuming, what is committed is read and compared with its digests: a damaged tile is computed again, with a warning
+    in the log (`xtrax.run`), and its effects fire again. A run of something else, another function or other inputs, is
+    refused.
 
     The strategy of the outermost axis:
 
