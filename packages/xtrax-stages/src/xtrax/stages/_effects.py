@@ -1,22 +1,19 @@
-"""The taps and sinks of an axis, chunk by chunk or element by element."""
+"""What happens at the edges of axes, as the hooks of the executor of `xtrax.tiling`."""
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from xtrax.stages._errors import ExecutorError
-from xtrax.stages._host_call import NO_TOKEN, fire_lanes, thread_token
+from xtrax.stages._host_call import NO_TOKEN, fire_lanes
 from xtrax.stages._host_record import HostRecord
-from xtrax.stages._place import Place
 from xtrax.stages.boundaries import AxisBoundary, BoundaryCallable
-from xtrax.stages.host import HostSink, HostTap
-
-
-def has_effects(boundary: AxisBoundary | None) -> bool:
-    """Whether a boundary does anything inside the iteration."""
-    return bool(_effects(boundary))
+from xtrax.stages.host import HostSink, HostTap, refuse_derivatives
+from xtrax.tiling._hooks import AxisHook
 
 
 def is_ordered(effect: Any) -> bool:
@@ -29,115 +26,116 @@ def is_batchable(effect: Any) -> bool:
     return getattr(effect, "batchable", False)
 
 
-def all_on_host(boundary: AxisBoundary | None) -> bool:
-    """Whether all that a boundary does inside the iteration is done by `HostTap` and `HostSink`."""
-    return all(isinstance(effect, (HostTap, HostSink)) for effect in _effects(boundary))
+def host_records(boundaries: Sequence[AxisBoundary | None]) -> list[HostRecord]:
+    """The records of the host functions at the edges of these axes."""
+    effects = [effect for boundary in boundaries if boundary is not None for effect in (boundary.tap, boundary.sink)]
+    return [effect.record for effect in effects if isinstance(effect, (HostTap, HostSink))]
 
 
-def host_records(boundary: AxisBoundary | None) -> list[HostRecord]:
-    """The records of the boundary's host functions."""
-    return [effect.record for effect in _effects(boundary) if isinstance(effect, (HostTap, HostSink))]
-
-
-def keeps_values(boundary: AxisBoundary | None) -> bool:
-    """Whether the elements stay in the pipeline, to be stacked or reduced."""
-    return boundary is None or boundary.fuse is not None or boundary.sink is None
-
-
-def emit(boundary: AxisBoundary | None, value: Any, place: Place) -> tuple[Any, Any]:
-    """Pass one element through the tap and the sink.
+def axis_hooks(
+    axes: Sequence[str], boundaries: Mapping[str, AxisBoundary | None], *, yields_carries: bool = False
+) -> dict[str, AxisHook]:
+    """The hooks of a nest of axes.
 
     Args:
-        boundary: What happens at the axis's edge, or None.
-        value: The element.
-        place: Where it lies.
+        axes: The names of all axes, the outermost first. An empty name is left out of messages.
+        boundaries: What happens at their edges.
+        yields_carries: Whether the nest yields last carries beside its outputs.
 
     Returns:
-        The element, or None if it leaves the pipeline here; and the token of its host effects.
+        A hook for each axis that has something at its edge.
     """
-    if boundary is None or not has_effects(boundary):
-        return value, NO_TOKEN
-    token = NO_TOKEN
-    for role, effect in (("tap", boundary.tap), ("sink", boundary.sink)):
-        if isinstance(effect, (HostTap, HostSink)):
-            rows = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], value)
-            at = jnp.asarray(place.index)[None]
-            token |= fire_lanes(effect, rows, at, axes=place.axes, repeats=place.repeats)
-            returned = value if isinstance(effect, HostTap) else None
-        elif effect is None:
+    given = {name: boundaries[name] for name in axes if boundaries.get(name) is not None}
+    keeps = {name: boundary.fuse is not None or boundary.sink is None for name, boundary in given.items() if boundary}
+    # With no outputs and no carries nothing depends on the effects, and a derivative would lose them.
+    lost = not yields_carries and not all(keeps.values())
+    hooks = {}
+    for name, boundary in given.items():
+        if boundary is None:
             continue
-        else:
-            returned = _undifferentiated(role, effect)(value)
-        if role == "tap":
-            _check_tapped(value, returned)
-            value = returned
-        elif returned is not None:
-            raise ExecutorError(
-                f"the sink returned {_describe(returned)}, and a Sink returns None. To keep the value, make it a Tap."
-            )
-    return value if keeps_values(boundary) else None, token
+        emit = None
+        if boundary.tap is not None or boundary.sink is not None:
+            emit = BoundaryEffects(boundary.tap, boundary.sink, keeps[name], tuple(axes[: axes.index(name) + 1]), lost)
+        hooks[name] = AxisHook(emit, boundary.fuse, keeps[name])
+    return hooks
 
 
-def emit_lanes(
-    boundary: AxisBoundary | None,
-    values: Any,
-    places: Place,
-    element_of: Callable[[Any], Any] | None = None,
-) -> tuple[Any, Any]:
-    """Pass the elements of a stack through the tap and the sink, in order.
+@dataclasses.dataclass(frozen=True)
+class BoundaryEffects:
+    """The tap and sink of an axis: an `AxisHook.emit`.
 
-    Host taps and sinks take all of them by one call each. Other callables with a batching rule of their own are called
+    Host taps and sinks take all rows by one call each. Other callables with a batching rule of their own are called
     under `jax.vmap`; the rest see one element at a time, so that their callbacks may be ordered.
 
     Args:
-        boundary: What happens at the axis's edge, or None.
-        values: Leaves `(n, ...)`.
-        places: Where they lie, `index` of `(n, d)`.
-        element_of: Makes an element of an entry of `values`, when its turn comes; None if the entries are the elements.
-
-    Returns:
-        The stack of what the tap returned, or None if the elements leave the pipeline; and the token of the effects.
+        tap: `Tap`, or None.
+        sink: `Sink`, or None.
+        keeps: Whether the elements stay in the pipeline.
+        axes: The names of the axes down to this one.
+        lost: Whether a derivative would lose the effects of host functions.
     """
-    if boundary is None or not has_effects(boundary):
-        return values, NO_TOKEN
-    if element_of is None and all_on_host(boundary):
-        token = NO_TOKEN
-        for effect in _effects(boundary):
-            token |= fire_lanes(effect, values, places.index, axes=places.axes, repeats=places.repeats)
-        return values if keeps_values(boundary) else None, token
-    over_lanes = jax.vmap if all(map(is_batchable, _effects(boundary))) else _one_by_one
 
-    def of_element(entry: tuple[Any, Any]) -> tuple[Any, Any]:
-        value, index = entry
-        value = value if element_of is None else element_of(value)
-        return emit(boundary, value, Place(index, places.axes, places.repeats))
+    tap: Any
+    sink: Any
+    keeps: bool
+    axes: tuple[str, ...]
+    lost: bool
 
-    values, tokens = over_lanes(of_element)((values, places.index))
-    return values, jnp.max(tokens, initial=NO_TOKEN)
+    def __call__(self, values: Any, index: jax.Array, mask: Any) -> tuple[Any, Any]:
+        """Pass rows through the tap and the sink; see `xtrax.tiling._hooks`."""
+        effects = [effect for effect in (self.tap, self.sink) if effect is not None]
+        hosted = [isinstance(effect, (HostTap, HostSink)) for effect in effects]
+        if self.lost and any(hosted):
+            values = refuse_derivatives(values)
+        if all(hosted):
+            token = NO_TOKEN
+            for effect in effects:
+                token = token | fire_lanes(effect, values, index, mask, axes=self.axes)
+            return values, token
+        entries = (values, index, mask)
+        if mask is None and all(map(is_batchable, effects)):
+            values, tokens = jax.vmap(self._of_element)(entries)
+        elif index.shape[0] == 1:
+            # No loop for a single element, as that of a scan, which lies in a loop already.
+            value, token = self._of_element(jax.tree.map(lambda entry: entry[0], entries))
+            return jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], value), token if any(hosted) else None
+        else:
+            values, tokens = lax.map(self._of_element, entries)
+        return values, jnp.max(tokens) if any(hosted) else None
+
+    def _of_element(self, entry: tuple[Any, Any, Any]) -> tuple[Any, Any]:
+        """Pass one element; a mask keeps back what is only padding."""
+        value, index, real = entry
+        if real is None:
+            return self._pass(value, index)
+        return lax.cond(real, self._pass, lambda value, index: (value, jnp.int32(NO_TOKEN)), value, index)
+
+    def _pass(self, value: Any, index: jax.Array) -> tuple[Any, Any]:
+        token = jnp.int32(NO_TOKEN)
+        for role, effect in (("tap", self.tap), ("sink", self.sink)):
+            if isinstance(effect, (HostTap, HostSink)):
+                row = jax.tree.map(lambda leaf: leaf[None], value)
+                token |= fire_lanes(effect, row, index[None], axes=self.axes)
+            elif effect is not None:
+                returned = _undifferentiated(role, effect)(value)
+                value = _check_returned(role, value, returned)
+        return value, token
 
 
-def thread_result(value: Any, token: Any) -> Any:
-    """The value, tied to the token if there is one."""
-    return value if token is NO_TOKEN else thread_token(value, token)
-
-
-def _effects(boundary: AxisBoundary | None) -> list[Any]:
-    if boundary is None:
-        return []
-    return [effect for effect in (boundary.tap, boundary.sink) if effect is not None]
-
-
-def _one_by_one(fn: BoundaryCallable) -> BoundaryCallable:
-    return lambda values: jax.lax.map(fn, values)
-
-
-def _check_tapped(value: Any, returned: Any) -> None:
+def _check_returned(role: str, value: Any, returned: Any) -> Any:
+    if role == "sink":
+        if returned is not None:
+            raise ExecutorError(
+                f"the sink returned {_describe(returned)}, and a Sink returns None. To keep the value, make it a Tap."
+            )
+        return value
     given, found = _describe(value), _describe(returned)
     if given != found:
         raise ExecutorError(
             f"the tap was given {given} and returned {found}. A Tap returns what it was given: the same tree, shapes "
             "and dtypes. Change values in the mapped function."
         )
+    return returned
 
 
 def _describe(tree: Any) -> str:

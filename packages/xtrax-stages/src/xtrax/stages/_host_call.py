@@ -6,7 +6,7 @@ ordered or not. Each call returns a token. JAX drops the effects of a scan that 
 return reaches the carry or the outputs of the scan, so whoever calls `fire_lanes` must put the token there.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import jax
@@ -55,7 +55,6 @@ def fire_lanes(
     mask: Any = None,
     *,
     axes: Sequence[str] = (),
-    repeats: Mapping[int, np.ndarray] | None = None,
 ) -> jax.Array:
     """Send rows to a host function, in order.
 
@@ -67,8 +66,6 @@ def fire_lanes(
             front, with the number of the lane.
         mask: `(n,)` bools, or None for all: the rows that are sent.
         axes: The names of the d axes, for messages.
-        repeats: For a column of `index` that numbers distinct elements, the map `(m,)` from each original position to
-            its distinct element: a row is sent once for each of the original positions, whose number replaces it.
 
     Returns:
         A token, an int32 scalar, the same for all lanes.
@@ -76,7 +73,7 @@ def fire_lanes(
     leaves, treedef = jax.tree.flatten(values)
     leaves = [lax.stop_gradient(jnp.asarray(leaf)) for leaf in leaves]
     leaves = [jax.random.key_data(leaf) if _is_key(leaf) else leaf for leaf in leaves]
-    deliver = _Delivery(effect, treedef, tuple(axes), _positions(repeats or {}), jnp.shape(index)[1])
+    deliver = _Delivery(effect, treedef, tuple(axes))
 
     @custom_vmap
     def call(leaves: list[jax.Array], index: jax.Array, mask: jax.Array | None) -> jax.Array:
@@ -120,30 +117,11 @@ def _fold(x: jax.Array, size: int, batched: bool) -> jax.Array:
     return x.reshape(size * x.shape[1], *x.shape[2:])
 
 
-def _positions(repeats: Mapping[int, np.ndarray]) -> dict[int, tuple[np.ndarray, np.ndarray]]:
-    """For each column, the original positions sorted by distinct element, and where each element's begin."""
-    sorted_positions = {}
-    for column, index_map in repeats.items():
-        index_map = np.asarray(index_map)
-        order = np.argsort(index_map, kind="stable")
-        starts = np.searchsorted(index_map[order], np.arange(index_map.max(initial=-1) + 2))
-        sorted_positions[column] = (order, starts)
-    return sorted_positions
-
-
 class _Delivery:
     """The host's side: takes the rows of one call and hands them to the function."""
 
-    def __init__(
-        self,
-        effect: HostEffect,
-        treedef: Any,
-        axes: tuple[str, ...],
-        positions: dict[int, tuple[np.ndarray, np.ndarray]],
-        depth: int,
-    ) -> None:
+    def __init__(self, effect: HostEffect, treedef: Any, axes: tuple[str, ...]) -> None:
         self._effect, self._treedef, self._axes = effect, treedef, axes
-        self._positions, self._depth = positions, depth
 
     def __call__(self, leaves: list[Any], index: Any, mask: Any) -> np.int32:
         """Deliver the rows; `index` may have columns in front of those that were given."""
@@ -151,29 +129,11 @@ class _Delivery:
         rows = None if mask is None else np.flatnonzero(np.asarray(mask))
         if rows is not None:
             numbers = numbers[rows]
-        if self._positions:
-            rows = np.arange(len(numbers)) if rows is None else rows
-            rows, numbers = self._repeated(rows, numbers)
         if len(numbers):
             # The function owns what it gets: JAX may reuse its buffers once this returns.
             own = [np.array(leaf) if rows is None else np.asarray(leaf)[rows] for leaf in leaves]
             self._effect.record.call(lambda report: self._hand_over(own, numbers, report), len(numbers))
         return NO_TOKEN
-
-    def _repeated(self, rows: np.ndarray, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Each row once for each of the original positions that it stands for, in the order of loops over these."""
-        offset = numbers.shape[1] - self._depth
-        for column, (order, starts) in self._positions.items():
-            # The elements from the last start on are padding, and stand for no position.
-            first = starts[np.minimum(numbers[:, offset + column], len(starts) - 1)]
-            past = starts[np.minimum(numbers[:, offset + column] + 1, len(starts) - 1)]
-            counts = past - first
-            repeat = np.repeat(np.arange(len(rows)), counts)
-            within = np.arange(len(repeat)) - np.repeat(np.cumsum(counts) - counts, counts)
-            rows, numbers = rows[repeat], numbers[repeat]
-            numbers[:, offset + column] = order[first[repeat] + within]
-        ranked = np.lexsort(numbers.T[::-1])
-        return rows[ranked], numbers[ranked]
 
     def _hand_over(self, leaves: list[np.ndarray], numbers: np.ndarray, report: Callable[[str], None]) -> None:
         unflatten = self._treedef.unflatten

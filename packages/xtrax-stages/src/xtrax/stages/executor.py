@@ -1,24 +1,27 @@
 """Run one axis of a plan, with what happens at its edge."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 
-from xtrax.stages._axis_run import Axis, run_map, run_scan
-from xtrax.stages._effects import host_records, thread_result
+from xtrax.stages._effects import axis_hooks, host_records, is_batchable, is_ordered
 from xtrax.stages._errors import ExecutorError
-from xtrax.stages._host_call import NO_TOKEN
 from xtrax.stages._host_record import outside_traces, run_watched
-from xtrax.stages._place import Place
 from xtrax.stages.boundaries import AxisBoundary
+from xtrax.tiling.errors import DispatchRejected
+from xtrax.tiling.execute import _run_plan
+from xtrax.tiling.plan import AxisDecision, AxisSpec, BatchPlan
 from xtrax.tiling.strategy import AxisStrategy, Bucket, DedupGather, SafeMap, Scan, Vmap, WhileCarry
 
 __all__ = ["ExecutorError", "execute_map_axis", "execute_scan_axis"]
 
 _Carry = TypeVar("_Carry")
-_T = TypeVar("_T")
+
+_AXIS = "leading"
+"""What the only axis of a plan is called."""
 
 _HOW_TO_RUN: tuple[tuple[type, str], ...] = (
     (Scan, "it carries a state from element to element: use execute_scan_axis"),
@@ -90,13 +93,13 @@ def execute_map_axis(
     if not isinstance(strategy, (Vmap, SafeMap, DedupGather)):
         raise TypeError(f"strategy must be a Vmap, SafeMap or DedupGather of xtrax.tiling; found {strategy!r}")
     n = _axis_size(xs)
+    if isinstance(strategy, Vmap):
+        _refuse_order(boundary)
     xs = jax.tree.map(jnp.asarray, xs)
-    axis = Axis(lambda x, place: (fn(x), NO_TOKEN), boundary, Place(), "", guard=True)
-
-    def call() -> Any:
-        return thread_result(*run_map(axis, xs, strategy, n))
-
-    return _outermost(call, boundary, xs)
+    try:
+        return _run(fn, strategy, n, xs, boundary)
+    except DispatchRejected as error:
+        raise ExecutorError(str(error).replace(f"the DedupGather axis {_AXIS!r}", "a DedupGather axis")) from error
 
 
 def execute_scan_axis(
@@ -133,26 +136,49 @@ def execute_scan_axis(
     """
     _check_call("fn", fn, boundary)
     n = _axis_size(xs)
+    if n == 0:
+        raise ValueError("the axis has no elements, and execute_scan_axis needs at least one step.")
+    ys, carries = _run(None, Scan(transition=_Step(fn), init=init), n, jax.tree.map(jnp.asarray, xs), boundary)
+    return carries[_AXIS], ys
 
-    def step(carry: _Carry, x: Any, place: Place) -> tuple[_Carry, Any, Any]:
-        result = fn(carry, x)
+
+@dataclasses.dataclass(eq=False)
+class _Step:
+    """The user's step, which must return a pair."""
+
+    fn: Callable[[Any, Any], Any]
+
+    # Programs are kept by what can be hashed, and what this function reads may change between calls.
+    __hash__ = None
+
+    def __call__(self, carry: Any, x: Any) -> tuple[Any, Any]:
+        result = self.fn(carry, x)
         if not isinstance(result, tuple) or len(result) != 2:
             raise TypeError(f"fn must return a pair (carry, y); it returned {type(result).__name__}")
-        return *result, NO_TOKEN
-
-    axis = Axis(lambda x, place: (x, NO_TOKEN), boundary, Place(), "")
-
-    def call() -> tuple[_Carry, Any]:
-        carry, ys, token = run_scan(axis, step, init, xs, n)
-        return thread_result((carry, ys), token)
-
-    return _outermost(call, boundary, (init, xs))
+        return result
 
 
-def _outermost(call: Callable[[], _T], boundary: AxisBoundary | None, arguments: Any) -> _T:
-    """Make the call; where it is not part of a trace, wait for its host functions and raise what they raise."""
-    records = host_records(boundary)
-    return run_watched(call, records) if records and outside_traces(arguments) else call()
+def _run(fn: Any, strategy: AxisStrategy, n: int, xs: Any, boundary: AxisBoundary | None) -> Any:
+    """Run a plan of one axis; where that is not part of a trace, wait for host functions and raise what they raise."""
+    spec = AxisSpec(_AXIS, cardinality=n, default_batch_size=max(n, 1))
+    plan = BatchPlan((AxisDecision(spec, max(n, 1), "the only axis", strategy),))
+    hooks = axis_hooks([_AXIS], {_AXIS: boundary}, yields_carries=isinstance(strategy, Scan))
+
+    def call() -> Any:
+        return _run_plan(fn, plan, (xs,), None, None, None, hooks)
+
+    records = host_records([boundary])
+    return run_watched(call, records) if records and outside_traces(xs) else call()
+
+
+def _refuse_order(boundary: AxisBoundary | None) -> None:
+    for role in ("tap", "sink"):
+        effect = getattr(boundary, role, None)
+        if is_ordered(effect) and not is_batchable(effect):
+            raise ExecutorError(
+                f"the {role} is ordered, and Vmap runs all elements at once. Use SafeMap, whose chunks keep their "
+                f"size, or execute_scan_axis, or make the {role} unordered or a Host{role.capitalize()}."
+            )
 
 
 def _check_call(argument: str, fn: Any, boundary: Any) -> None:
