@@ -1,6 +1,7 @@
 """Programs that are compiled to be looked at or timed, the arrays that a function holds being arguments."""
 
 import dataclasses
+import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -39,6 +40,10 @@ class Program:
 
         shapes = [jax.ShapeDtypeStruct(const.shape, const.dtype) for const in traced.consts]
         return cls(jax.jit(call).lower(shapes, jax.tree.leaves(abstract_args)), list(traced.consts))
+
+    def digest(self) -> str:
+        """Of the StableHLO text, which is the same in every process: it holds shapes and types, and no values."""
+        return hashlib.sha256(self.lowered.as_text().encode()).hexdigest()
 
     def compile(self) -> Any:
         """The executable, `(consts, leaves) -> output leaves`; its constants are `consts`."""
