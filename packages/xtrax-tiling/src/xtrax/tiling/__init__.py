@@ -51,6 +51,7 @@ from xtrax.tiling.strategy import (
     WhileCondFn,
 )
 from xtrax.tiling.tiled import tiled_vmap
+from xtrax.tiling.tune import TunedBatchSize, tune_batch_size
 
 __all__ = [
     "AmbiguousAxisError",
@@ -81,6 +82,7 @@ __all__ = [
     "Scan",
     "ScanIterator",
     "ScanTransition",
+    "TunedBatchSize",
     "Vmap",
     "VmapIterator",
     "WhileBodyFn",
@@ -109,4 +111,5 @@ __all__ = [
     "tiled_jacfwd",
     "tiled_jacrev",
     "tiled_vmap",
+    "tune_batch_size",
 ]
