@@ -26,6 +26,7 @@ from xtrax.tiling._dependence_state import (
     Op,
     Shared,
     State,
+    holds_positions,
     names,
     settle,
     source_line,
@@ -34,13 +35,13 @@ from xtrax.tiling._dependence_state import (
 )
 
 _OF_SHAPE = names(
-    """feature_group_count length limit_indices new_sizes out_sharding shape sharding sizes slice_sizes
+    """feature_group_count length limit_indices new_sizes out_sharding reps shape sharding sizes slice_sizes
     start_indices"""
 )
 """Parameters that may change with the batch size, since the rules look at them or the shapes imply them."""
 
 _PROGRAMS = names(
-    """branches body_jaxpr bwd bwd_jaxpr_thunk cond_jaxpr const_lengths ctx_mesh ft_in ft_out fwd fwd_jaxpr_thunk
+    """_prim branches body_jaxpr bwd bwd_jaxpr_thunk cond_jaxpr const_lengths ctx_mesh ft_in ft_out fwd fwd_jaxpr_thunk
     in_layouts in_shardings in_tree jaxprs jvp jvp_jaxpr_fun jvp_jaxpr_thunk name out_layouts out_shardings out_tree
     out_trees policy rule"""
 ) | frozenset(INNER)
@@ -62,6 +63,10 @@ def follow(first: Any, second: Any, states: Sequence[State], sizes: tuple[int, i
     return _Walk(sizes, False)(first, second, states)
 
 
+_KNOWN = CONTROL.keys() | INDEXING.keys() | MAKERS.keys() | RULES.keys()
+_UNKNOWN = "what it does to a batch is not known"
+
+
 class _Walk:
     """The interpreter, inside or outside of a loop over the batch."""
 
@@ -80,7 +85,8 @@ class _Walk:
             return [Mixed(diverged.cause)] * len(one.outvars)
 
     def _run(self, one: Any, two: Any, consts: Any, others: Any, states: Sequence[State]) -> list[State]:
-        if not (_lengths(one) == _lengths(two) and len(consts) == len(others)):
+        agree = _lengths(one) == _lengths(two) and len(consts) == len(others) == len(one.constvars)
+        if not agree or len(one.invars) != len(states):
             raise _DivergedError(Cause("undecided", None, None, _DIFFERENT))
         env: dict[Any, State] = dict(zip(one.invars, states, strict=True))
         twin: dict[Any, Any] = dict(zip(one.invars, two.invars, strict=True))
@@ -109,6 +115,8 @@ class _Walk:
         return [read(atom, other, None) for atom, other in zip(one.outvars, two.outvars, strict=True)]
 
     def _apply(self, eqn: Any, second: Any, states: list[State]) -> list[State]:
+        # A constant has no operation of its own: it is named by the first that uses it.
+        states = [_located(state, eqn, named=False) for state in states]
         op = Op(
             name=eqn.primitive.name,
             params=eqn.params,
@@ -124,21 +132,26 @@ class _Walk:
         found = _rule_of(op, states)
         results = found if isinstance(found, list) else [found] * len(op.outs)
         if op.name in CONTROL:
-            results = [_located(state, eqn) for state in results]
+            results = [_located(state, eqn, named=True) for state in results]
         return [settle(state, dims, op) for state, dims in zip(results, op.outs, strict=True)]
 
 
-def _located(state: State, eqn: Any) -> State:
-    """Inside a jitted function of a library no line is the user's; then that of the call is."""
-    if not isinstance(state, Mixed) or state.cause.source is not None:
+def _located(state: State, eqn: Any, named: bool) -> State:
+    """With the line of `eqn`, if the cause has an operation but no line, or, with `named` false, neither.
+
+    Inside a jitted function of a library no line is the user's; then that of the call is.
+    """
+    if not isinstance(state, Mixed) or state.cause.source is not None or (state.cause.operation is not None) != named:
         return state
-    return Mixed(dataclasses.replace(state.cause, source=source_line(eqn)))
+    operation = state.cause.operation or eqn.primitive.name
+    return Mixed(dataclasses.replace(state.cause, operation=operation, source=source_line(eqn)))
 
 
 def _rule_of(op: Op, states: list[State]) -> State | list[State]:
     """Apply what is known of the primitive."""
     if changed := _changed_params(op):
-        return worst(states) or op.dependent(changed)
+        # What an unknown parameter of an unknown primitive means is unknown too.
+        return worst(states) or (op.dependent(changed) if op.name in _KNOWN else op.undecided(_UNKNOWN))
     if rule := CONTROL.get(op.name):
         return rule(op, *states)
     if op.name not in _TOLERANT and (mixed := worst(states)):
@@ -153,7 +166,7 @@ def _rule_of(op: Op, states: list[State]) -> State | list[State]:
             return op.undecided("it makes an array whose shape changes with the batch size")
         return rule(op, *states)
     rule = RULES.get(op.name) or INDEXING.get(op.name)
-    return rule(op, *states) if rule else op.undecided("what it does to a batch is not known")
+    return rule(op, *states) if rule else op.undecided(_UNKNOWN)
 
 
 def _changed_params(op: Op) -> str | None:
@@ -203,7 +216,7 @@ def _value_state(value: Any, other: Any, sizes: tuple[int, int], eqn: Any) -> St
             rows = [np.moveaxis(np.asarray(v), varying[0], 0) for v in (value, other)]
             if all(np.array_equal(row, np.broadcast_to(rows[0][:1], row.shape)) for row in rows):
                 return Batched(varying[0])
-            if all(row.dtype.kind in "iu" and np.array_equal(row, np.arange(len(row))) for row in rows):
+            if all(holds_positions(row.dtype) and np.array_equal(row, np.arange(len(row))) for row in rows):
                 return Batched(0, fact="position")
     return _depends(eqn, "a constant has an entry for each position of the batch, and a chunk would meet other entries")
 

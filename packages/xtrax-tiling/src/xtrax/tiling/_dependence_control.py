@@ -5,6 +5,8 @@ These rules also take arguments that are `Mixed` or an `Element`, and tell the r
 
 from typing import Any
 
+import jax
+
 from xtrax.tiling._dependence_state import Batched, Element, Mixed, Op, State, join, names, shifted, worst
 
 CALLS = names(
@@ -21,6 +23,24 @@ def call(op: Op, *states: State) -> list[State]:
     if key is None:
         return [op.undecided("the called program is not found")] * len(op.outs)
     return op.walk(op.params[key], op.other[key], states)
+
+
+def expanded_call(op: Op, *states: State) -> list[State]:
+    """A primitive that jax 0.12 and later keep whole while tracing, such as a search: what it expands to."""
+    programs = [_expanded(params.get("_prim")) for params in (op.params, op.other)]
+    if any(program is None for program in programs):
+        return [worst(states) or op.undecided("what it expands to is not known")] * len(op.outs)
+    return op.walk(*programs, states)
+
+
+def _expanded(primitive: Any) -> Any:
+    """The program of such a primitive; None if it does not tell."""
+    parts = [getattr(primitive, name, None) for name in ("expand", "in_avals_flat", "in_tree")]
+    if any(part is None for part in parts):
+        return None
+    expand, avals, treedef = parts
+    types = [jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type) for aval in avals]
+    return jax.make_jaxpr(lambda *leaves: expand(*jax.tree.unflatten(treedef, leaves)))(*types)
 
 
 def linear_solve(op: Op, *states: State) -> list[State]:
@@ -131,6 +151,7 @@ def scan_counts(params: Any) -> tuple[int, int]:
 
 CONTROL = {
     **dict.fromkeys(CALLS, call),
+    "call_hi_primitive": expanded_call,
     "cond": cond,
     "custom_linear_solve": linear_solve,
     "scan": scan,

@@ -7,7 +7,7 @@ A rule takes the operation and the states of its arguments, of which at least on
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from xtrax.tiling._dependence_state import Batched, Dims, Op, Shared, State, names, product, varies
+from xtrax.tiling._dependence_state import Batched, Dims, Op, Shared, State, holds_positions, names, product, varies
 
 Rule: TypeAlias = Callable[..., State | list[State]]
 
@@ -15,8 +15,8 @@ ELEMENTWISE = names(
     """abs acos acosh add add_any add_jaxvals and asin asinh atan atan2 atanh bessel_i0e bessel_i1e
     bitcast_convert_type cbrt ceil clamp clz complex conj convert_element_type copy copy_p cos cosh digamma div eq eq_to
     erf erf_inv erfc exp exp2 expm1 floor ge gt igamma igamma_grad_a igammac imag integer_pow is_finite le le_to lgamma
-    log log1p log2 logistic lt lt_to max min mul name ne neg nextafter not one_minus_square or polygamma
-    population_count pow random_clone random_fold_in random_gamma real reduce_precision
+    log log1p log2 logistic lt lt_to max min mul mulhi name ne neg nextafter not one_minus_square or polygamma
+    polynomial population_count pow random_clone random_fold_in random_gamma real reduce_precision
     regularized_incomplete_beta rem round rsqrt select_n shift_left shift_right_arithmetic shift_right_logical sign sin
     sinh sqrt square stop_gradient sub tan tanh threefry2x32 xor zeta"""
 )
@@ -50,7 +50,9 @@ def identity(op: Op, *states: State) -> list[State]:
 
 
 def convert(op: Op, state: State) -> State:
-    """A position is one in any integer type."""
+    """A position stays one in an integer type that holds it."""
+    if isinstance(state, Batched) and not state.plain and not holds_positions(op.params["new_dtype"]):
+        return op.positional()
     return state
 
 
@@ -140,7 +142,8 @@ def iota(op: Op) -> State:
     """Counts along a dimension."""
     dim, shape = op.params["dimension"], op.outs[0]
     if varies(shape[dim]):
-        return Batched(dim, fact="position") if op.is_batch(shape[dim]) else op.positional()
+        exact = op.is_batch(shape[dim]) and holds_positions(op.params["dtype"])
+        return Batched(dim, fact="position") if exact else op.positional()
     added = [i for i, size in enumerate(shape) if varies(size)]
     return _uniform(op, added[0])
 
@@ -173,6 +176,43 @@ def _columns(op: Op, dim: int, states: tuple[State, ...]) -> State:
     first = states[0]
     assert isinstance(first, Batched)
     return Batched(first.dim, 1, 1, (dim, frozenset(columns)))
+
+
+def stack(op: Op, *states: State) -> State:
+    """A new dimension, of as many entries as there are operands."""
+    state = op.combine(states)
+    if not isinstance(state, Batched):
+        return state
+    return state.at(state.dim + (state.dim >= op.params["axis"]))
+
+
+def unstack(op: Op, state: Batched) -> State:
+    """The entries of a dimension, each without it."""
+    axis = op.params["axis"]
+    if state.dim == axis:
+        return op.dependent("the batch is taken apart by position")
+    found = op.combine((state,))
+    return found.at(found.dim - (found.dim > axis)) if isinstance(found, Batched) else found
+
+
+def tile(op: Op, state: State) -> State:
+    """Whole copies, one after another."""
+    if isinstance(state, Batched):
+        found = op.combine((state,))
+        if not isinstance(found, Batched) or found.outer is None:
+            return found
+        return Batched(found.dim, found.outer * op.params["reps"][found.dim], found.inner)
+    places = [i for i, dim in enumerate(op.outs[0]) if varies(dim)]
+    if len(places) != 1 or (op.params["reps"][places[0]], op.other["reps"][places[0]]) != op.sizes:
+        return op.undecided("copies are made whose number is not that of the elements")
+    return Batched(places[0], 1, op.ins[0][places[0]][0])
+
+
+def collective(op: Op, *states: State) -> State | list[State]:
+    """Over other, named axes of an outer map."""
+    if not all(isinstance(axis, str) for axis in op.params.get("axes", (0,))):
+        return op.undecided("it reduces over axes that are not all named")
+    return list(states)
 
 
 def pad(op: Op, state: State, value: State) -> State:
@@ -354,6 +394,7 @@ RULES: dict[str, Rule] = {
     "fft": fft,
     "lt": less,
     "pad": pad,
+    **dict.fromkeys(("pmax", "pmin", "psum", "psum_invariant"), collective),
     "reduce": reduction,
     "reshape": reshape,
     "rev": rev,
@@ -362,7 +403,10 @@ RULES: dict[str, Rule] = {
     "sort": sort,
     "split": split,
     "squeeze": squeeze,
+    "stack": stack,
+    "tile": tile,
     "transpose": transpose,
+    "unstack": unstack,
 }
 """The rules of primitives that take an array with the batch in it."""
 
@@ -371,6 +415,6 @@ MAKERS: dict[str, Rule] = {
     "iota": iota,
     "random_bits": lambda op, *_: new_random(op),
     "random_split": lambda op, *_: new_random(op),
-    "empty2": lambda op, *_: op.undecided("an array is made without values"),
+    "tile": tile,
 }
 """The rules of primitives that make an array with the batch in its shape out of what has none."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 import jax
+import numpy as np
 
 _LIBRARIES = (os.path.dirname(jax.__file__) + os.sep, os.path.dirname(__file__) + os.sep)
 
@@ -145,6 +146,11 @@ def user_line(frames: Iterable[tuple[str, int, str]]) -> str | None:
         if not file.startswith(_LIBRARIES):
             return f"{os.path.basename(file)}:{line} ({function})"
     return None
+
+
+def holds_positions(dtype: Any) -> bool:
+    """Whether every position of a batch is a number of this type: smaller integers wrap, and bools are no numbers."""
+    return np.dtype(dtype).kind in "iu" and np.dtype(dtype).itemsize >= 4
 
 
 def names(text: str) -> frozenset[str]:
