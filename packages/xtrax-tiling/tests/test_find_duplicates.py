@@ -147,6 +147,14 @@ def test_what_is_found_computes_the_same():
     np.testing.assert_array_equal(ys, xs * 2 + 1)
 
 
+def test_many_rows_equal_numpy_unique():
+    xs = np.random.default_rng(0).integers(0, 5_000, 20_000)
+    _, first, groups = np.unique(xs, return_index=True, return_inverse=True)
+    spec = find_duplicates(xs)
+    np.testing.assert_array_equal(spec.unique_indices, np.sort(first))
+    np.testing.assert_array_equal(spec.unique_indices[spec.index_map], first[groups])
+
+
 def test_no_duplicates():
     spec = find_duplicates(np.arange(1000))
     assert spec.k == 1000

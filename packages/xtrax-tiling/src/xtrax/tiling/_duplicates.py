@@ -51,14 +51,12 @@ def group_rows(leaves: list[npt.NDArray[Any]], size: int) -> tuple[npt.NDArray[n
             position of its kind in `first`.
     """
     leaves = [leaf for leaf in leaves if _row_bytes(leaf)]
-    first, groups = _group_hashes(_row_hashes(leaves, size))
-    if not _same_rows(leaves, first[groups], size):
+    leaders = _leaders(_row_hashes(leaves, size))
+    if not _same_rows(leaves, leaders, size):
         # Two kinds of row share a hash, so the rows are sorted by their bytes instead.
-        first, groups = _group_bytes(leaves, size)
-    order = np.argsort(first)
-    rank = np.empty_like(order)
-    rank[order] = np.arange(order.size)
-    return first[order], rank[groups]
+        leaders = _leaders_by_bytes(leaves, size)
+    is_first = leaders == np.arange(size)
+    return np.flatnonzero(is_first), (np.cumsum(is_first) - 1)[leaders]
 
 
 def _host_leaf(name: str, leaf: Any) -> npt.NDArray[Any]:
@@ -124,33 +122,49 @@ def _row_hashes(leaves: list[npt.NDArray[Any]], size: int) -> npt.NDArray[np.uin
     return hashes
 
 
-def _group_hashes(hashes: npt.NDArray[np.uint64]) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
-    """The first position of each hash, and for each position the number of its hash; in no particular order."""
-    order = np.argsort(hashes)
-    ordered = hashes[order]
-    begins = np.concatenate([[True], ordered[1:] != ordered[:-1]])
-    groups = np.empty(hashes.size, np.intp)
-    groups[order] = np.cumsum(begins) - 1
-    # The sort need not be stable, so the first of a group is the least of its positions.
-    return np.minimum.reduceat(order, np.flatnonzero(begins)), groups
+def _leaders(hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.intp]:
+    """For each position the first one that has its hash, by a hash table without chains.
+
+    In each round every position that is left writes itself into a slot that its hash chooses. The hash of whichever
+    stays there is settled; those whose slot went to another hash choose anew. A few rounds do, each for a fraction of
+    the positions of the one before, and together they take a tenth of the time of sorting.
+    """
+    size = hashes.size
+    members = np.arange(size)
+    settled = np.empty(size, np.intp)
+    bits = size.bit_length() + 1
+    rng = np.random.default_rng(1)
+    left, keys = members, hashes
+    while left.size:
+        factor = rng.integers(0, 1 << 63, dtype=np.uint64) * np.uint64(2) + np.uint64(1)
+        slots = ((keys * factor) >> np.uint64(64 - bits)).astype(np.intp)
+        table = np.empty(1 << bits, np.intp)
+        table[slots] = left
+        winners = table[slots]
+        settled[left] = winners
+        lost = hashes[winners] != keys
+        left, keys = left[lost], keys[lost]
+    first = np.full(size, size)
+    np.minimum.at(first, settled, members)
+    return first[settled]
 
 
-def _same_rows(leaves: list[npt.NDArray[Any]], representatives: npt.NDArray[np.intp], size: int) -> bool:
-    """Whether every row equals its representative, byte for byte."""
+def _same_rows(leaves: list[npt.NDArray[Any]], leaders: npt.NDArray[np.intp], size: int) -> bool:
+    """Whether every row equals its leader, byte for byte."""
     for leaf in leaves:
         for block in _blocks(leaf, size):
-            others = representatives[block]
+            others = leaders[block]
             moved = not np.array_equal(others, np.arange(block.start, block.stop))
-            if moved and not np.array_equal(_as_bytes(leaf[others]), _as_bytes(leaf[block])):
+            if moved and not np.array_equal(_as_bytes(leaf.take(others, 0, mode="clip")), _as_bytes(leaf[block])):
                 return False
     return True
 
 
-def _group_bytes(leaves: list[npt.NDArray[Any]], size: int) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
-    """What `_group_hashes` returns, by sorting the rows themselves."""
+def _leaders_by_bytes(leaves: list[npt.NDArray[Any]], size: int) -> npt.NDArray[np.intp]:
+    """For each position the first one that has its row, by sorting the rows themselves."""
     ends = list(itertools.accumulate((_row_bytes(leaf) for leaf in leaves), initial=0))
     rows = np.empty((size, ends[-1]), np.uint8)
     for leaf, (start, end) in zip(leaves, itertools.pairwise(ends), strict=True):
         rows[:, start:end] = _as_bytes(leaf)
     _, first, groups = np.unique(rows.view(f"V{ends[-1]}")[:, 0], return_index=True, return_inverse=True)
-    return first, groups
+    return first[groups]

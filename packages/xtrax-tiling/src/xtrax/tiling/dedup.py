@@ -77,7 +77,8 @@ class DedupSpec:
         object.__setattr__(self, "index_map", mapping)
         if unique.size != self.k:
             raise ValueError(f"k is {self.k}, but unique_indices has {unique.size} entries; they must be equal.")
-        if np.unique(unique).size != unique.size:
+        ordered = np.sort(unique)
+        if np.any(ordered[1:] == ordered[:-1]):
             raise ValueError(f"unique_indices names an element twice: {_short(unique)}; each is distinct.")
         # Counting is several times faster than sorting a long index_map, once no entry is past k.
         if np.any(mapping >= self.k) or not np.all(np.bincount(mapping, minlength=self.k)):
