@@ -169,7 +169,8 @@ class Variance:
         count = count_of(values, mask)
         divisor = jnp.maximum(count, 1).astype(exact.real.dtype)
         # Neither the mean nor the squares depend on what the values are measured from, so it needs no derivative.
-        pivot = lax.stop_gradient(_both_words(*_chunk_sum(only(mask, exact, 0))) / divisor)
+        # Divided before they are added, finite values have a finite mean.
+        pivot = lax.stop_gradient(_both_words(*_chunk_sum(only(mask, exact / divisor, 0))))
         distances = only(mask, exact - pivot, 0)
         left = _both_words(*_chunk_sum(distances)) / divisor
         squares, error = _chunk_sum(_squared(distances))
