@@ -273,6 +273,18 @@ def test_a_function_is_traced_anew_when_what_it_closes_over_is_replaced():
     np.testing.assert_allclose(execute_plan(fn, plan, x), 3 * x)
 
 
+def test_a_transition_is_traced_anew_when_what_it_closes_over_is_replaced():
+    scale = 2.0
+
+    def transition(carry, y):
+        return carry + scale * y, None
+
+    plan, x = plan_of(decision("a", 4, Scan(transition, 0.0))), floats(4)
+    for scale in (2.0, 3.0):
+        _, carries = execute_plan(None, plan, x)
+        np.testing.assert_allclose(carries["a"], scale * x.sum(), rtol=1e-5)
+
+
 def test_programs_do_not_keep_their_function_alive():
     matrix = jnp.asarray(floats(3, 3))
 

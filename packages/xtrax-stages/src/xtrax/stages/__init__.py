@@ -24,6 +24,7 @@ from xtrax.stages.graph import (
     validate_graph,
 )
 from xtrax.stages.host import HostSink, HostTap
+from xtrax.stages.plan import execute_plan
 from xtrax.stages.topology import PlanTopologyError, axis_boundaries_by_name, validate_plan_topology
 
 __all__ = [
@@ -57,6 +58,7 @@ __all__ = [
     "compile_graph",
     "dump_graph",
     "execute_map_axis",
+    "execute_plan",
     "execute_scan_axis",
     "io_callback",
     "load_graph",

@@ -10,7 +10,7 @@ as with `jax.jit`.
 import functools
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, MutableMapping
+from collections.abc import Callable, Hashable, MutableMapping, Sequence
 from types import CodeType, FunctionType
 from typing import Any, TypeAlias
 
@@ -36,7 +36,9 @@ _BY_FUNCTION: MutableMapping[Any, dict[Hashable, tuple[Hashable, _Program]]] = w
 _BY_STRUCTURE: OrderedDict[Hashable, tuple[Hashable, _Program]] = OrderedDict()
 
 
-def run_program(fn: Any, key: Hashable | None, run: Callable[[list[Any]], Any], arrays: list[Any]) -> Any:
+def run_program(
+    fn: Any, key: Hashable | None, run: Callable[[list[Any]], Any], arrays: list[Any], others: Sequence[Any] = ()
+) -> Any:
     """`run(arrays)`, compiled if this is not inside a trace.
 
     Args:
@@ -44,6 +46,7 @@ def run_program(fn: Any, key: Hashable | None, run: Callable[[list[Any]], Any], 
         key: what `run` depends on besides `fn` and the types of `arrays`; None to keep nothing.
         run: a function of the arrays.
         arrays: the operands.
+        others: what else `run` calls, such as transitions, which is traced anew too if a variable of it is replaced.
     """
     if any(isinstance(array, Tracer) for array in arrays) or jax.config.jax_disable_jit:
         return run(arrays)
@@ -51,7 +54,7 @@ def run_program(fn: Any, key: Hashable | None, run: Callable[[list[Any]], Any], 
     signature = None if key is None or programs is None else _signature(owner, key, arrays)
     if signature is not None and programs is not None and signature in programs:
         captured, program = programs[signature]
-        if captured == _captured(fn):
+        if captured == _captured((fn, *others)):
             return program(arrays)
     traced, shape = jax.make_jaxpr(run, return_shape=True)(arrays)
     treedef = jax.tree.structure(shape)
@@ -60,7 +63,7 @@ def run_program(fn: Any, key: Hashable | None, run: Callable[[list[Any]], Any], 
         return jax.tree.unflatten(treedef, jaxpr_as_fun(traced)(*jax.tree.leaves(arrays)))
     program = _compiled(traced, treedef)
     if signature is not None and programs is not None:
-        programs[signature] = (_captured(fn), program)
+        programs[signature] = (_captured((fn, *others)), program)
         if programs is _BY_STRUCTURE and len(_BY_STRUCTURE) > _LIMIT:
             _BY_STRUCTURE.popitem(last=False)
     return program(arrays)
@@ -100,8 +103,8 @@ def _signature(owner: Hashable, key: Hashable, arrays: list[Any]) -> Hashable | 
     return signature
 
 
-def _captured(fn: Any) -> Hashable:
-    """The variables that a plain function uses: numbers by value, objects by identity."""
+def _captured(functions: Sequence[Any]) -> Hashable:
+    """The variables that plain functions use: numbers by value, objects by identity."""
     found: dict[str, Hashable] = {}
     seen: set[int] = set()
 
@@ -118,9 +121,10 @@ def _captured(fn: Any) -> Hashable:
             if isinstance(value, FunctionType) and value.__globals__ is function.__globals__:
                 visit(value)
 
-    function = getattr(fn, "__func__", fn)
-    if isinstance(function, FunctionType):
-        visit(function)
+    for function in functions:
+        function = getattr(function, "__func__", function)
+        if isinstance(function, FunctionType):
+            visit(function)
     return tuple(found.items())
 
 

@@ -51,8 +51,9 @@ def execute_plan(
       too.
 
     Outside a trace the call is compiled, once for each function, plan and types of arguments; arrays that `fn` holds or
-    closes over are arguments of the program, never constants in it. What `fn` closes over is read when it is traced,
-    as with `jax.jit`. Inside `jax.jit`, `jax.grad`, `jax.vmap` and the like it is part of that trace.
+    closes over are arguments of the program, never constants in it. It is traced anew when a variable that `fn` or a
+    transition closes over was replaced, but, as with `jax.jit`, not when something inside of an object was changed.
+    Inside `jax.jit`, `jax.grad`, `jax.vmap` and the like it is part of that trace.
 
     Args:
         fn: a function of one element of each argument, in order; with `key`, also of the keyword `key`. An argument
@@ -131,7 +132,8 @@ def _run_on_device(
     run = _device_run(bound, decisions, mesh, hooks, numbers is not None)
     identity = tuple((d.spec.name, d.spec.cardinality, d.strategy, hooks.get(d.spec.name, NO_HOOK)) for d in decisions)
     program = None if bound.signature is None else (bound.signature, identity, mesh, numbers is not None)
-    return run_program(fn, program, run, [*bound.arrays, *([] if numbers is None else [numbers])])
+    steps = [d.strategy.transition for d in decisions if isinstance(d.strategy, Scan)]
+    return run_program(fn, program, run, [*bound.arrays, *([] if numbers is None else [numbers])], steps)
 
 
 def _run_buckets(
