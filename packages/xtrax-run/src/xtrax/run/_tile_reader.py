@@ -122,20 +122,21 @@ class TileReader:
             self._queue.put(error)
 
     def next(self, *, wait: bool = True) -> ReadTile | None:
-        """The next tile; None after the last, or, without `wait`, if it is not there yet.
+        """The next tile; None after the last, or, without `wait`, if it is not there (yet).
 
         Raises:
-            BaseException: What reading it raised.
+            BaseException: What reading it raised, with `wait`.
         """
         try:
             read = self._queue.get(block=wait)
         except queue.Empty:
             return None
-        if isinstance(read, BaseException):
+        if isinstance(read, ReadTile):
+            return read
+        self._queue.put(read)  # it is the last: whoever asks again gets it again
+        if wait and read is not None:
             raise read
-        if read is None:
-            self._queue.put(None)
-        return read
+        return None
 
     def stop(self) -> None:
         """End the thread, at the tile that it is reading at the latest."""

@@ -1,0 +1,391 @@
+"""Runs that are resumed: what is skipped, what is computed again, and what is refused."""
+
+import json
+import logging
+import os
+import shutil
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import zarr
+
+from xtrax.run import (
+    AppendedZarrSink,
+    DamagedRunError,
+    SinkError,
+    SinkSpec,
+    open_results,
+    run_tiled,
+    verify_store,
+    zarr_content_digest,
+)
+from xtrax.stages import AxisBoundary, HostTap
+from xtrax.tiling import AxisSpec, BatchPlanner, CarrySpec, reducers
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:the code's git commit:UserWarning"),
+    pytest.mark.filterwarnings("ignore::xtrax.tiling.errors.RemainderWarning"),
+]
+N = 10
+
+
+class Stop(Exception):
+    """The run is stopped."""
+
+
+class Rows:
+    """Rows that are read, until one is asked for that is too far."""
+
+    def __init__(self, stop_at=None):
+        self.values = np.random.default_rng(0).normal(size=(N, 3)).astype(np.float32)
+        self.shape, self.dtype, self.stop_at, self.read = self.values.shape, self.values.dtype, stop_at, []
+
+    def __len__(self):
+        return N
+
+    def __getitem__(self, index):
+        if self.stop_at is not None and index.stop > self.stop_at:
+            raise Stop
+        self.read.append(index.start)
+        return self.values[index]
+
+
+def double(x):
+    return {"y": 2 * x, "s": x.sum()}
+
+
+def kinds():
+    """Plans by name, each with its function and boundaries."""
+    scan = CarrySpec("row", (0.0, np.int32(0)), lambda c, y: ((c[0] + y["s"], c[1] + 1), {"a": c[0], **y}))
+    fuse = {"row": AxisBoundary(fuse={"y": reducers.mean, "s": reducers.logsumexp})}
+    return {
+        "map": ({}, {}),
+        "scan": ({"carry_specs": [scan]}, {}),
+        "fuse": ({}, fuse),
+        "scan and fuse": (
+            {"carry_specs": [CarrySpec("row", 0.0, lambda c, y: (c + y["s"], {"y": y["y"], "s": c}))]}, fuse
+        ),
+    }  # fmt: skip
+
+
+def run(folder, rows, kind="map", fn=double, **options):
+    planner, boundaries = kinds()[kind]
+    plan = BatchPlanner(**planner).plan([AxisSpec("row", N, 2)])
+    options = {"plan": plan, "boundaries": boundaries, "tile_size": 2, "sink": SinkSpec(folder), **options}
+    return run_tiled(fn, rows, progress="off", **options)
+
+
+def stopped(folder, kind="map", stop_at=5, **options):
+    with pytest.raises(Stop):
+        run(folder, Rows(stop_at), kind, **options)
+    return folder
+
+
+@pytest.mark.parametrize("kind", kinds())
+def test_a_stopped_run_goes_on_to_the_same_bytes(kind, tmp_path):
+    run(tmp_path / "whole", Rows(), kind)
+    stopped(tmp_path / "out", kind)
+    before = open_results(tmp_path / "out").state
+    assert (before["finished"], before["committed"]) == (False, 2)
+    rows = Rows()
+    report = run(tmp_path / "out", rows, kind)
+    assert (report.tiles_skipped, report.tiles_done) == (2, 3)
+    assert rows.read == [4, 6, 8]  # nothing committed is read again
+    assert zarr_content_digest(tmp_path / "out") == zarr_content_digest(tmp_path / "whole")
+    for file in (tmp_path / "whole").rglob("c.*"):  # and file by file
+        assert file.read_bytes() == (tmp_path / "out" / file.relative_to(tmp_path / "whole")).read_bytes()
+    assert verify_store(tmp_path / "out").ok
+    again = run(tmp_path / "out", Rows(0), kind)
+    assert (again.tiles_skipped, again.tiles_done, again.compiles) == (5, 0, 0)
+
+
+def test_rows_are_shown_as_they_are_committed(tmp_path):
+    stopped(tmp_path)
+    results = open_results(tmp_path)
+    np.testing.assert_array_equal(results["y"][:], 2 * Rows().values[:4])
+    assert zarr.open_group(tmp_path, mode="r")["s"].shape == (4,)
+
+
+def test_the_size_of_tiles_is_kept(tmp_path):
+    stopped(tmp_path)
+    assert run(tmp_path, Rows(), tile_size=None).tiles == 5
+    with pytest.raises(ValueError, match="tile_size is 5, but the run in .* has tiles of 2 rows"):
+        run(tmp_path, Rows(), tile_size=5)
+
+
+def test_run_ids(tmp_path):
+    with pytest.raises(ValueError, match="resume is 'require', but .* holds no run"):
+        run(tmp_path, Rows(), resume="require")
+    stopped(tmp_path, sink=SinkSpec(tmp_path, run_id="mine"))
+    with pytest.raises(ValueError, match="run_id is 'other', but .* holds the run 'mine'"):
+        run(tmp_path, Rows(), run_id="other")
+    with pytest.raises(ValueError, match="run_id is 'other', but .* holds the run 'mine'"):
+        run(tmp_path, Rows(), sink=AppendedZarrSink(tmp_path, run_id="other"))
+    with pytest.raises(FileExistsError, match="holds the run 'mine' with 2 committed tiles"):
+        run(tmp_path, Rows(), resume="never")
+    assert run(tmp_path, Rows(), resume="require").run_id == "mine"  # the id that is there
+    assert run(tmp_path, Rows(), run_id="mine").tiles_skipped == 5
+    fresh = run(tmp_path / "new", Rows(), resume="never")
+    assert fresh.run_id.startswith("run-")
+    with pytest.raises(FileExistsError):
+        run(tmp_path / "new", Rows(), resume="never")
+
+
+def test_a_run_that_committed_nothing_may_be_replaced(tmp_path):
+    stopped(tmp_path, stop_at=1, run_id="mine")
+    assert open_results(tmp_path).state["committed"] == 0
+    report = run(tmp_path, Rows(), fn=lambda x: {"z": x}, tile_size=3, resume="never")
+    assert (report.run_id, report.tiles) == ("mine", 4)
+    assert list(open_results(tmp_path).arrays) == ["z"]
+    assert not (tmp_path / "y").exists()
+
+
+SCALE = np.float32(2)
+
+
+def scaled(factor):
+    array = jnp.full(3, factor)
+    return lambda x: {"y": array * x, "s": x.sum()}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"fn": lambda x: {"y": 3 * x, "s": x.sum()}}, "What differs: the program of a tile"),
+        ({"fn": scaled(4)}, "What differs: the values of arrays that fn holds"),
+        ({"rows": np.zeros((N, 3), np.int32)}, r"inputs\[0\]: it was float32\[10, 3\], and is int32\[10, 3\]"),
+        (
+            {"boundaries": {"row": AxisBoundary(tap=HostTap(print))}},
+            r"host functions: .* \['row.tap: HostTap\(builtins.print",
+        ),
+        ({"key": True}, "What differs: the program of a tile"),
+    ],
+    ids=range(5),
+)
+def test_a_run_of_something_else_is_refused(options, message, tmp_path):
+    options = dict(options)
+    if options.pop("key", None):
+        options |= {"key": jax.random.key(0), "fn": lambda x, key: {"y": x + jax.random.normal(key), "s": x.sum()}}
+    stopped(tmp_path, fn=scaled(2))
+    before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file() and file.name != "lock"}
+    with pytest.raises(ValueError, match=message):
+        run(tmp_path, options.pop("rows", Rows()), **{"fn": scaled(2), **options})
+    assert before == {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
+    run(tmp_path, Rows(), fn=scaled(2))
+
+
+def test_another_number_of_rows_is_refused(tmp_path):
+    stopped(tmp_path)
+    plan = BatchPlanner().plan([AxisSpec("row", 12, 2)])
+    with pytest.raises(ValueError, match="holds a run over 10 elements of axis 'row', and this one is over 12"):
+        run(tmp_path, np.zeros((12, 3), np.float32), plan=plan)
+
+
+def test_inputs_that_changed_are_noticed_when_asked_to(tmp_path):
+    stopped(tmp_path)
+    other = Rows()
+    other.values[3, 1] += 1
+    with pytest.raises(ValueError, match=r"the inputs of tile 1 \(rows 2 to 3\) are not those"):
+        run(tmp_path, other, verify_inputs=True)
+    rows = Rows()
+    assert run(tmp_path, rows, verify_inputs=True).tiles_done == 3
+    assert rows.read == [0, 2, 4, 6, 8]
+
+
+def edit_header(folder, change):
+    """Pretend that the run was begun by something else, checksum and all."""
+    from xtrax.run._commit_log import sealed
+
+    path = folder / ".xtrax" / "run.json"
+    header = json.loads(path.read_bytes())
+    del header["check"]
+    change(header)
+    path.write_text(json.dumps(sealed(header)))
+
+
+def test_another_jax_warns_and_refuses_only_another_program(tmp_path):
+    stopped(tmp_path)
+    edit_header(tmp_path, lambda header: header["computes"].update(jax="0.1"))
+    with pytest.warns(UserWarning, match=r"begun with jax 0\.1, and goes on with"):
+        assert run(tmp_path, Rows()).tiles_done == 3
+    edit_header(tmp_path, lambda header: header["computes"].update(program_sha256="0" * 64))
+    with pytest.raises(ValueError, match=r"the program of a tile.*\(jax was 0\.1, and is"):
+        run(tmp_path, Rows())
+
+
+def damage(folder, what):
+    """Harm tile 1 of a run; return what a report must name."""
+    shard = folder / "y" / "c.1.0"
+    log = folder / ".xtrax" / "commits.jsonl"
+    if what == "flipped bit":
+        data = bytearray(shard.read_bytes())
+        data[5] ^= 16
+        shard.write_bytes(data)
+        return "c.1.0 holds other bits"
+    if what == "truncated":
+        os.truncate(shard, 10)
+        return "c.1.0 has 10 bytes and not"
+    if what == "deleted":
+        shard.unlink()
+        return "c.1.0 is missing"
+    if what == "edited log":
+        lines = log.read_text().splitlines(keepends=True)
+        log.write_text("".join([lines[0], lines[1].replace('"tile":1', '"tile":7'), *lines[2:]]))
+        return "line 2 does not fit its checksum"
+    if what == "state":
+        (folder / ".xtrax" / "state" / "1.bin").write_bytes(b"0123456789")
+        return "1.bin has 10 bytes"
+    raise AssertionError(what)
+
+
+@pytest.mark.parametrize("finished", [False, True])
+@pytest.mark.parametrize(
+    ("what", "kind"),
+    [("flipped bit", "map"), ("truncated", "map"), ("deleted", "map"), ("edited log", "map"), ("state", "fuse"),
+     ("state", "scan and fuse")],
+)  # fmt: skip
+def test_a_damaged_tile_is_named_and_computed_again(what, kind, finished, tmp_path, caplog):
+    run(tmp_path / "whole", Rows(), kind)
+    if finished:
+        run(tmp_path / "out", Rows(), kind)
+    else:
+        stopped(tmp_path / "out", kind, stop_at=7)
+    named = damage(tmp_path / "out", what)
+    report = verify_store(tmp_path / "out")
+    assert not report.ok
+    assert named in str(report)
+    rows = Rows()
+    with caplog.at_level(logging.WARNING, "xtrax.run"):
+        again = run(tmp_path / "out", rows, kind)
+    assert rows.read == ([2] if finished else [2, 6, 8])  # exactly that tile, and what was not done
+    assert again.tiles_done == len(rows.read)
+    assert named in caplog.text
+    assert verify_store(tmp_path / "out").ok
+    assert zarr_content_digest(tmp_path / "out") == zarr_content_digest(tmp_path / "whole")
+
+
+def test_a_scan_cannot_compute_a_damaged_tile_again(tmp_path):
+    run(tmp_path, Rows(), "scan")
+    damage(tmp_path, "flipped bit")
+    with pytest.raises(DamagedRunError, match="tile 1 is damaged, and the carry before it is not kept"):
+        run(tmp_path, Rows(), "scan")
+    assert "tile 1:" in str(verify_store(tmp_path))  # nothing was thrown away
+
+
+def test_edited_records_of_the_run(tmp_path):
+    run(tmp_path, Rows())
+    manifest = tmp_path / ".xtrax" / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"rows": 10', '"rows": 11'))
+    assert "manifest.json does not fit its own checksum" in str(verify_store(tmp_path))
+    assert run(tmp_path, Rows()).tiles_done == 0  # it is written anew from what is committed
+    assert verify_store(tmp_path).ok
+    metadata = tmp_path / "s" / "zarr.json"
+    metadata.write_text(metadata.read_text().replace("10", "8"))
+    assert "zarr.json was changed: chunk_grid, shape" in str(verify_store(tmp_path)) or "was changed: shape" in str(
+        verify_store(tmp_path)
+    )
+    run(tmp_path, Rows())
+    assert verify_store(tmp_path).ok
+    header = tmp_path / ".xtrax" / "run.json"
+    header.write_text(header.read_text().replace('"rows": 10', '"rows": 11'))
+    for look in (verify_store, open_results, lambda folder: run(folder, Rows())):
+        with pytest.raises(DamagedRunError, match=r"run\.json does not fit its own checksum"):
+            look(tmp_path)
+
+
+def test_a_torn_line_is_no_commit(tmp_path):
+    stopped(tmp_path, stop_at=7)
+    log = tmp_path / ".xtrax" / "commits.jsonl"
+    os.truncate(log, log.stat().st_size - 1)  # all of it but the newline
+    assert verify_store(tmp_path).committed == 2
+    rows = Rows()
+    run(tmp_path, rows)
+    assert rows.read == [4, 6, 8]
+    assert verify_store(tmp_path).ok
+
+
+def test_partial_files_of_a_dead_writer_are_removed(tmp_path):
+    stopped(tmp_path)
+    (tmp_path / "y" / "c.2.0.0a1b2c3d.partial").write_bytes(b"half")
+    (tmp_path / "y" / "c.4.0").write_bytes(b"never committed")
+    run(tmp_path, Rows())
+    assert not list(tmp_path.rglob("*.partial"))
+    assert verify_store(tmp_path).ok
+
+
+def test_effects_of_committed_tiles_never_fire_again(tmp_path):
+    fired = []
+    boundaries = {"row": AxisBoundary(tap=HostTap(_Record(fired), ordered=True))}
+    stopped(tmp_path, boundaries=boundaries)
+    committed = 2 * open_results(tmp_path).state["committed"]
+    first = list(fired)
+    fired.clear()
+    run(tmp_path, Rows(), boundaries={"row": AxisBoundary(tap=HostTap(_Record(fired), ordered=True))})
+    assert first[:committed] == list(range(committed))
+    assert fired == list(range(committed, N))
+    fired.clear()
+    run(tmp_path, Rows(), boundaries={"row": AxisBoundary(tap=HostTap(_Record(fired), ordered=True))})
+    assert fired == []
+
+
+class _Record:
+    def __init__(self, rows):
+        self.rows = rows
+
+    def __call__(self, values, index):
+        self.rows.extend(index[:, 0].tolist())
+
+
+def test_a_second_writer_is_refused(tmp_path):
+    seen = []
+
+    def intrude(values, index):
+        with pytest.raises(SinkError, match="written by another live sink"):
+            run(tmp_path, Rows())
+        seen.append(index)
+
+    rows = Rows()
+    rows_of = rows.__getitem__
+
+    class Intruding(Rows):
+        def __getitem__(self, index):
+            if index.start == 4:
+                intrude(None, index)
+            return rows_of(index)
+
+    run(tmp_path, Intruding())
+    assert len(seen) == 1
+    assert verify_store(tmp_path).ok
+
+
+def test_a_folder_that_vanishes(tmp_path):
+    class Removing(Rows):
+        def __getitem__(self, index):
+            if index.start == 6:
+                shutil.rmtree(tmp_path / "out")
+            return super().__getitem__(index)
+
+    with pytest.raises(SinkError, match=r"removed or replaced.*tiles are committed") as caught:
+        run(tmp_path / "out", Removing(), prefetch=0)
+    assert caught.value.path == tmp_path / "out"
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_resumed_run_from_another_folder(tmp_path, monkeypatch):
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    stopped("out", sink=SinkSpec("out"))
+    os.rename("out", "elsewhere/moved")
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert run("moved", Rows()).tiles_done == 3
+    assert verify_store("moved").ok
+
+
+def test_no_warning_is_given_for_nothing(tmp_path):
+    stopped(tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run(tmp_path, Rows())
