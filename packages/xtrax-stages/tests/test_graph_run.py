@@ -8,17 +8,21 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from xtrax.stages import PlanTopologyError, io_callback
+from xtrax.stages import HostTap, PlanTopologyError, io_callback
 from xtrax.stages.graph import (
     AuditVerdict,
+    BoundaryRefs,
     GraphError,
     StageEdge,
     StageGraph,
     StageNode,
     TemplateGenerator,
     compile_graph,
+    dump_graph,
+    load_graph,
     validate_graph,
 )
+from xtrax.tiling import reducers
 from xtrax.tiling.plan import AxisSpec
 
 
@@ -172,6 +176,36 @@ def test_a_node_s_tap_fires_when_the_graph_runs():
     got = jax.jit(compile_graph(graph))(jnp.arange(12.0).reshape(6, 2))
     jax.effects_barrier()
     assert got.tolist() == tap.seen == [1.0, 5.0, 9.0, 13.0, 17.0, 21.0]
+
+
+def test_a_node_s_host_tap_is_told_where_each_element_lies():
+    seen = []
+    tap = HostTap(
+        lambda values, index: seen.extend(zip(map(tuple, index.tolist()), values.tolist(), strict=False)), ordered=True
+    )
+    graph = StageGraph(
+        [node("sum", jnp.sum, inputs=[((6, 4, 2), "float32")], axes=AXES, boundary={"channel": {"tap": tap}})]
+    )
+    assert validate_graph(graph).passed
+    assert seen == []
+    x = np.arange(48.0, dtype=np.float32).reshape(6, 4, 2)
+    np.testing.assert_array_equal(compile_graph(graph)(jnp.asarray(x)), x.sum(axis=2))
+    assert seen == [((i, j), float(x[i, j].sum())) for i in range(6) for j in range(4)]
+
+
+def test_a_streamed_fuse_by_reference_survives_the_file(tmp_path):
+    axes = [{"name": "batch", "cardinality": 6, "default_batch_size": 2}]
+    boundary = {"batch": {"fuse": "xtrax.tiling.reducers:mean"}}
+    graph = StageGraph([node("square", "jax.numpy:square", inputs=[((6, 3), "float32")], axes=axes, boundary=boundary)])
+    dump_graph(graph, tmp_path / "graph.json")
+    loaded = load_graph(tmp_path / "graph.json")
+    assert loaded == graph
+    assert validate_graph(loaded).passed
+    x = np.arange(18.0, dtype=np.float32).reshape(6, 3)
+    np.testing.assert_allclose(compile_graph(loaded)(jnp.asarray(x)), (x**2).mean(axis=0), rtol=1e-6)
+    assert BoundaryRefs(fuse=reducers.mean).fuse is reducers.mean
+    with pytest.raises(TypeError, match="boundary tap must be a callable"):
+        BoundaryRefs(tap=reducers.mean)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from xtrax.stages import AxisBoundary, PlanTopologyError, axis_boundaries_by_name, validate_plan_topology
+from xtrax.stages import (
+    AxisBoundary,
+    HostSink,
+    HostTap,
+    PlanTopologyError,
+    axis_boundaries_by_name,
+    validate_plan_topology,
+)
 from xtrax.tiling.plan import AxisDecision, AxisSpec, BatchPlanner
 from xtrax.tiling.strategy import Bucket, SafeMap, Scan, Vmap, WhileCarry
 
@@ -83,6 +90,24 @@ def test_seed_ordered_effect_on_a_sequential_axis_passes(strategy):
 def test_effects_that_may_be_batched_pass_everywhere(role, effect, plan):
     decisions = [decision(f"axis{i}", strategy) for i, strategy in enumerate(plan)]
     validate_plan_topology(decisions, {d.spec.name: with_role(role, EFFECTS[effect]) for d in decisions})
+
+
+@pytest.mark.parametrize("role", ["tap", "sink"])
+@pytest.mark.parametrize("plan", [[Vmap()], [SafeMap(2)], [Vmap(), Scan()], [SafeMap(1), Vmap(), SafeMap(1)]])
+def test_host_effects_pass_on_every_axis_in_order(role, plan):
+    decisions = [decision(f"axis{i}", strategy) for i, strategy in enumerate(plan)]
+    effect = (HostTap if role == "tap" else HostSink)(lambda values, index: None, ordered=True)
+    validate_plan_topology(decisions, {d.spec.name: with_role(role, effect) for d in decisions})
+
+
+@pytest.mark.parametrize("boundary", [AxisBoundary(fuse=sum), AxisBoundary(tap=HostTap(print, ordered=True))])
+def test_a_boundary_of_a_while_carry_inside_lanes_halts(boundary):
+    for around in (Vmap(), SafeMap(2)):
+        plan = [decision("batch", around), decision("until", WhileCarry())]
+        with pytest.raises(PlanTopologyError, match=r"axis 'until': it is a WhileCarry inside 'batch'.*where="):
+            validate_plan_topology(plan, {"until": boundary})
+        validate_plan_topology(plan, {})
+    validate_plan_topology([decision("batch", SafeMap(1)), decision("until", WhileCarry())], {"until": boundary})
 
 
 def test_a_boundary_without_an_axis_is_refused_and_the_nearest_name_given():

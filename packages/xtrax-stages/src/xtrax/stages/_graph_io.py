@@ -93,7 +93,8 @@ def load_graph(path: str | os.PathLike[str]) -> StageGraph:
             for axis, refs in node.metadata.boundary.items():
                 for role in ("fuse", "tap", "sink"):
                     if getattr(refs, role) is not None:
-                        resolve_ref(getattr(refs, role), f"node {node.id!r}: boundary of axis {axis!r}: {role}")
+                        where = f"node {node.id!r}: boundary of axis {axis!r}: {role}"
+                        resolve_ref(getattr(refs, role), where, or_reducer=role == "fuse")
     except (GraphError, TypeError, ValueError) as error:
         raise GraphError(f"{path}: {error}") from error
     except RecursionError as error:

@@ -3,8 +3,9 @@
 import difflib
 import importlib
 import re
-from collections.abc import Callable
 from typing import Any
+
+from xtrax.tiling.reducers import Reducer
 
 _REFERENCE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 
@@ -13,9 +14,9 @@ class GraphError(ValueError):
     """A graph, a node of it or its file is not what it must be; the message names the node or the file."""
 
 
-def check_ref(ref: Any, where: str) -> None:
+def check_ref(ref: Any, where: str, *, or_reducer: bool = False) -> None:
     """Refuse what is neither a callable nor of the form `module.path:symbol`; nothing is imported."""
-    if callable(ref):
+    if _usable(ref, or_reducer):
         return
     if not isinstance(ref, str):
         raise TypeError(f"{where} must be a callable or 'module.path:symbol'; found {ref!r}")
@@ -25,13 +26,17 @@ def check_ref(ref: Any, where: str) -> None:
         raise GraphError(f"{where} must have the form 'module.path:symbol'; found {ref!r}")
 
 
-def resolve_ref(ref: str | Callable[..., Any], where: str) -> Callable[..., Any]:
-    """The callable that a reference names.
+def _usable(value: Any, or_reducer: bool) -> bool:
+    return callable(value) or (or_reducer and isinstance(value, Reducer))
+
+
+def resolve_ref(ref: Any, where: str, *, or_reducer: bool = False) -> Any:
+    """The callable that a reference names; with `or_reducer` it may be a `Reducer` of `xtrax.tiling` too.
 
     Raises:
         GraphError: If the module is missing or fails on import, has no such symbol, or the symbol is not callable.
     """
-    if callable(ref):
+    if _usable(ref, or_reducer):
         return ref
     check_ref(ref, where)
     module_name, _, symbol = ref.partition(":")
@@ -55,12 +60,12 @@ def resolve_ref(ref: str | Callable[..., Any], where: str) -> Callable[..., Any]
                 + (f". Did you mean {near[0]!r}?" if near else "")
             )
         value = getattr(value, name)
-    if not callable(value):
+    if not _usable(value, or_reducer):
         raise GraphError(f"{where}: {ref!r} is not callable; found {type(value).__name__}")
     return value
 
 
-def write_ref(ref: str | Callable[..., Any], where: str) -> str:
+def write_ref(ref: Any, where: str) -> str:
     """The `module.path:symbol` of a callable, such that resolving it gives the same object.
 
     Raises:

@@ -9,9 +9,10 @@ import jax
 from xtrax.stages._graph_refs import GraphError, resolve_ref
 from xtrax.stages._graph_types import AuditVerdict, StageGraph, StageNode
 from xtrax.stages.boundaries import AxisBoundary
-from xtrax.stages.executor import execute_map_axis
+from xtrax.stages.plan import execute_plan
 from xtrax.stages.topology import validate_plan_topology
-from xtrax.tiling.plan import AxisDecision, BatchPlanner
+from xtrax.tiling.plan import AxisDecision, BatchPlan, BatchPlanner
+from xtrax.tiling.strategy import Bucket
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,41 +117,33 @@ def _node_callable(node: StageNode) -> Callable[..., Any]:
     boundaries = {
         axis: AxisBoundary(
             **{
-                role: resolve_ref(getattr(refs, role), f"{where}: boundary of axis {axis!r}: {role}")
+                role: resolve_ref(
+                    getattr(refs, role), f"{where}: boundary of axis {axis!r}: {role}", or_reducer=role == "fuse"
+                )
                 for role in ("fuse", "tap", "sink")
                 if getattr(refs, role) is not None
             }
         )
         for axis, refs in node.metadata.boundary.items()
     }
-    decisions = BatchPlanner().plan(node.metadata.axes).decisions if node.metadata.axes else ()
-    validate_plan_topology(decisions, boundaries)
-    if not decisions:
+    plan = BatchPlanner().plan(node.metadata.axes) if node.metadata.axes else BatchPlan(())
+    validate_plan_topology(plan.decisions, boundaries)
+    if not plan.decisions:
         return fn
+    for decision in plan.decisions:
+        if isinstance(decision.strategy, Bucket):
+            raise GraphError(
+                f"{where}: a graph cannot run Bucket, which axis {decision.spec.name!r} is planned as: its elements "
+                "differ in length, and a node's arguments are arrays. Pad them before the graph, and give no "
+                "bucket_boundaries."
+            )
+    names = tuple(decision.spec.name for decision in plan.decisions)
 
     def mapped(*arguments: Any) -> Any:
-        _check_sizes(arguments, decisions, where)
-        return _map_axes(fn, arguments, decisions, boundaries)
+        _check_sizes(arguments, plan.decisions, where)
+        return execute_plan(fn, plan, *arguments, axes=[names] * len(arguments), boundaries=boundaries)
 
     return mapped
-
-
-def _map_axes(
-    fn: Callable[..., Any],
-    arguments: tuple[Any, ...],
-    decisions: tuple[AxisDecision, ...],
-    boundaries: Mapping[str, AxisBoundary],
-) -> Any:
-    """Map `fn` over the leading axes of its arguments, the first decision outermost."""
-    if not decisions:
-        return fn(*arguments)
-    first, *rest = decisions
-    return execute_map_axis(
-        lambda element: _map_axes(fn, element, tuple(rest), boundaries),
-        arguments,
-        first.strategy,
-        boundaries.get(first.spec.name),
-    )
 
 
 def _check_sizes(arguments: tuple[Any, ...], decisions: tuple[AxisDecision, ...], where: str) -> None:

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from xtrax.stages._graph_refs import GraphError, check_ref
 from xtrax.tiling.plan import AxisSpec
+from xtrax.tiling.reducers import Reducer
 from xtrax.tiling.roles import AxisRole
 
 CallableRef: TypeAlias = str | Callable[..., Any]
@@ -38,12 +39,12 @@ class BoundaryRefs:
     """The fuse, tap and sink of one axis, each by reference or as a callable.
 
     Args:
-        fuse: Reference to a `Fuse`, or None.
+        fuse: Reference to a `Fuse` or to a `Reducer`, such as `"xtrax.tiling.reducers:mean"`, or None.
         tap: Reference to a `Tap`, or None.
         sink: Reference to a `Sink`, or None.
     """
 
-    fuse: CallableRef | None = None
+    fuse: CallableRef | Reducer | None = None
     tap: CallableRef | None = None
     sink: CallableRef | None = None
 
@@ -51,7 +52,7 @@ class BoundaryRefs:
         """Check the form of the references."""
         for role in ("fuse", "tap", "sink"):
             if getattr(self, role) is not None:
-                check_ref(getattr(self, role), f"boundary {role}")
+                check_ref(getattr(self, role), f"boundary {role}", or_reducer=role == "fuse")
 
 
 @dataclasses.dataclass(frozen=True, init=False)

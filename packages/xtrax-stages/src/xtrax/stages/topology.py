@@ -34,8 +34,9 @@ def validate_plan_topology(decisions: Iterable[Any], boundaries_by_name: Mapping
     is known by the name of its class (`Vmap`, `SafeMap`, `Scan`, `WhileCarry`, `DedupGather`, `Bucket`; any other kind is
     not judged). So another library's plans can be checked too.
 
-    What passes is meant for `execute_map_axis` and `execute_scan_axis`. The iterators of `xtrax.tiling` use `jax.vmap`
-    for every chunk of a `SafeMap`, even one of a single element, and JAX refuses ordered effects under it.
+    What passes is meant for `execute_plan`, `execute_map_axis` and `execute_scan_axis`. The iterators of `xtrax.tiling`
+    use `jax.vmap` for every chunk of a `SafeMap`, even one of a single element, and JAX refuses ordered effects under
+    it.
 
     Args:
         decisions: The plan's decisions, in the order in which the axes nest: the first is the outermost.
@@ -46,7 +47,10 @@ def validate_plan_topology(decisions: Iterable[Any], boundaries_by_name: Mapping
         PlanTopologyError: For
             - a `Scan` or `WhileCarry` on a heterogeneous axis;
             - an ordered tap or sink that is not `batchable` on a `Vmap` axis, or on any axis inside one that is
-              vectorised (`Vmap`, a `SafeMap` whose chunks hold more than one element, `DedupGather`);
+              vectorised (`Vmap`, a `SafeMap` whose chunks hold more than one element, `DedupGather`). A `HostTap` or
+              `HostSink` is batchable;
+            - a boundary of a `WhileCarry` inside a vectorised axis, since JAX refuses callbacks in loops whose length
+              differs from lane to lane;
             - a boundary for an axis that the plan does not have;
             - a fuse on a `Bucket` axis with several boundaries, since its elements differ in length;
             - two decisions of the same name.
@@ -89,6 +93,12 @@ def validate_plan_topology(decisions: Iterable[Any], boundaries_by_name: Mapping
 
 
 def _check_boundary(axis: _Axis, boundary: Any, around: _Axis | None) -> None:
+    if axis.kind == "WhileCarry" and around is not None:
+        raise PlanTopologyError(
+            f"axis {axis.name!r}: it is a WhileCarry inside {around.name!r}, whose elements {around.kind} runs several "
+            "at once, each for as many steps as it needs, so nothing can happen at its edge. Remove its boundary and "
+            f"call a HostTap with where= in a loop of fixed length, or plan {around.name!r} as SafeMap(1)."
+        )
     for role in ("tap", "sink"):
         effect = getattr(boundary, role, None)
         if effect is None or not getattr(effect, "ordered", False) or getattr(effect, "batchable", False):
@@ -97,14 +107,14 @@ def _check_boundary(axis: _Axis, boundary: Any, around: _Axis | None) -> None:
             raise PlanTopologyError(
                 f"axis {axis.name!r}: its {role} is ordered, and Vmap runs all elements at once. Plan the axis as "
                 f"SafeMap (a default_batch_size below its cardinality; its chunks keep their size) or as Scan, or make "
-                f"the {role} unordered."
+                f"the {role} a Host{role.capitalize()}, which has a batching rule, or unordered."
             )
         if around is not None:
             raise PlanTopologyError(
                 f"axis {axis.name!r}: its {role} is ordered, and the axis lies inside {around.name!r}, whose elements "
                 f"{around.kind} runs several at once. Move {axis.name!r} outside {around.name!r}, plan {around.name!r} "
-                f"as Scan or as SafeMap(1) and run it by execute_scan_axis or execute_map_axis, or make the {role} "
-                "unordered."
+                f"as Scan or as SafeMap(1), or make the {role} a Host{role.capitalize()}, which has a batching rule, "
+                "or unordered."
             )
     lengths = getattr(axis.strategy, "boundaries", ())
     if axis.kind == "Bucket" and getattr(boundary, "fuse", None) is not None and len(lengths) > 1:
