@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpy.typing as npt
 from jax.core import Tracer
 
 from xtrax.tiling._axes import resolve_axes
@@ -26,7 +27,7 @@ def tune_batch_size(
     *args: Any,
     in_axes: Any = 0,
     budget: int | MemoryBudget | None = None,
-    candidates: Sequence[int] | None = None,
+    candidates: Sequence[int] | npt.NDArray[np.integer] | None = None,
     cache: str | os.PathLike[str] | None = None,
 ) -> TunedBatchSize:
     """The chunk size with which a map of `fn` runs fastest, timed on the device that would run it.
@@ -145,13 +146,14 @@ def _materialised(leaf: Any) -> Any:
     if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         return _random_keys(leaf, rng)
     if jnp.issubdtype(leaf.dtype, np.bool_):
-        return jnp.asarray(rng.integers(0, 2, leaf.shape, np.int8).astype(bool))
-    if jnp.issubdtype(leaf.dtype, np.integer):
-        return jnp.asarray(rng.integers(0, 8, leaf.shape, np.int8), leaf.dtype)
-    data = rng.standard_normal(leaf.shape, np.float32)
-    if jnp.issubdtype(leaf.dtype, np.complexfloating):
-        return jnp.asarray(data + 1j * rng.standard_normal(leaf.shape, np.float32), leaf.dtype)
-    return jnp.asarray(data, leaf.dtype)
+        data = rng.integers(0, 2, leaf.shape, np.int8)
+    elif jnp.issubdtype(leaf.dtype, np.integer):
+        data = rng.integers(0, 8, leaf.shape, np.int8)
+    else:
+        data = rng.standard_normal(leaf.shape, np.float32)
+        if jnp.issubdtype(leaf.dtype, np.complexfloating):
+            data = data + 1j * rng.standard_normal(leaf.shape, np.float32)
+    return jax.device_put(data.astype(leaf.dtype))  # converted by numpy, since JAX would compile a program for it
 
 
 def _random_keys(leaf: jax.ShapeDtypeStruct, rng: np.random.Generator) -> jax.Array:
