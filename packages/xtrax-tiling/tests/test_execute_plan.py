@@ -344,6 +344,17 @@ def test_a_mesh_changes_no_value_and_no_derivative(kind, size):
     np.testing.assert_allclose(got[1], expected[1], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("size", [16, 13])
+@pytest.mark.parametrize("fuse", [None, rd.mean], ids=["stacked", "streamed"])
+def test_a_mesh_of_explicit_shardings_that_is_in_context(size, fuse):
+    mesh = jax.make_mesh((8,), ("d",), axis_types=(jax.sharding.AxisType.Explicit,))
+    plan, x = plan_of(decision("a", size, SafeMap(1))), floats(size, 2)
+    with jax.set_mesh(mesh):
+        split = jax.sharding.PartitionSpec("d") if size == 16 else jax.sharding.PartitionSpec()
+        got = run(jnp.sin, plan, jax.device_put(x, split), mesh=mesh, a=AxisHook(fuse=fuse))
+    np.testing.assert_allclose(got, np.sin(x) if fuse is None else np.sin(x).mean(axis=0), rtol=1e-5, atol=1e-6)
+
+
 # Buckets.
 
 

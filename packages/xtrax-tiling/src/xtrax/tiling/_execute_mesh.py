@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AxisType, PartitionSpec
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from xtrax.tiling._execute_axes import (
     PADDING,
@@ -61,9 +61,11 @@ def run_on_mesh(nest: Nest, operands: Sequence[Operand], mesh: jax.sharding.Mesh
         local = dataclasses.replace(nest, axes=(distinct, *nest.axes[1:]))
     size = axis_size(inside, axis.name)
     inside = [_padded(op, axis.name, -size % mesh.size, number=i in nest.positions[:1]) for i, op in enumerate(inside)]
-    # Padded, cut and merged outside the devices' parts, the arrays need not keep to a sharding there.
-    auto = (AxisType.Auto,) * len(mesh.axis_names)
-    mesh = jax.sharding.Mesh(mesh.devices, mesh.axis_names, axis_types=auto)
+    # JAX wants the mesh in context if there is one; else the sharding of what is padded, cut and merged is left to it.
+    explicit = AxisType.Explicit in mesh.axis_types and jax.sharding.get_abstract_mesh() == mesh.abstract_mesh
+    if not explicit:
+        auto = (AxisType.Auto,) * len(mesh.axis_names)
+        mesh = jax.sharding.Mesh(mesh.devices, mesh.axis_names, axis_types=auto)
     split = PartitionSpec(mesh.axis_names)
     streamed = local.axes[0].hook.streamed
 
@@ -74,9 +76,13 @@ def run_on_mesh(nest: Nest, operands: Sequence[Operand], mesh: jax.sharding.Mesh
         return first, result.carries, _stacked(result.token)
 
     specs = [PartitionSpec(*(mesh.axis_names if name == axis.name else None for name in op.dims)) for op in inside]
-    values, carries, token = jax.shard_map(of_device, mesh=mesh, in_specs=(specs,), out_specs=split, check_vma=False)(
-        [op.value for op in inside]
-    )
+    arrays = [op.value for op in inside]
+    if explicit:
+        arrays = [jax.reshard(x, NamedSharding(mesh, spec)) for x, spec in zip(arrays, specs, strict=True)]
+    run = jax.shard_map(of_device, mesh=mesh, in_specs=(specs,), out_specs=split, check_vma=False)
+    values, carries, token = run(arrays)
+    if explicit and (dedup or streamed is not None or size % mesh.size):
+        values, carries, token = jax.reshard((values, carries, token), NamedSharding(mesh, PartitionSpec()))
     carries = _cut(carries, size)
     token = None if token is None else jnp.sum(token, dtype=jnp.int32)
     if streamed is not None:
