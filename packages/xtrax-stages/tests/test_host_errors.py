@@ -1,5 +1,7 @@
 """A host function that raises: the original where xtrax makes the call, its text where the user's program does."""
 
+import copy
+import pickle
 import threading
 
 import jax
@@ -8,6 +10,7 @@ import numpy as np
 import pytest
 
 from xtrax.stages import AxisBoundary, ExecutorError, HostSink, HostTap, execute_map_axis, execute_scan_axis
+from xtrax.stages._host_record import run_watched
 from xtrax.tiling import DedupSpec, SafeMap, Vmap
 
 
@@ -177,6 +180,33 @@ def test_an_effect_in_use_by_another_thread_is_refused():
     finally:
         leave.set()
         thread.join()
+
+
+def note(values, index):
+    """At the top of a module, so that it can be pickled."""
+
+
+@pytest.mark.parametrize("kind", [HostTap, HostSink])
+def test_effects_travel_to_other_processes(kind):
+    effect = kind(note, ordered=True, batched=False)
+    for twin in (pickle.loads(pickle.dumps(effect)), copy.deepcopy(effect)):
+        assert type(twin) is kind
+        assert (twin.fn, twin.ordered, twin.batched) == (note, True, False)
+        assert twin.record is not effect.record
+
+
+def test_effects_that_are_lost_are_counted():
+    seen = []
+    sink = HostSink(lambda values, index: seen.append(index))
+
+    def lossy():
+        sink(jnp.float32(0))
+        return jnp.zeros(())
+
+    assert run_watched(lossy, [sink.record], {sink.record: 1}) == 0
+    with pytest.raises(ExecutorError, match="took 1 elements where 2 were due"):
+        run_watched(lossy, [sink.record], {sink.record: 2})
+    assert len(seen) == 2
 
 
 def test_calls_of_one_function_never_overlap():

@@ -54,6 +54,14 @@ def execute_map_axis(
     A tap or sink sees each element of the axis exactly once, and nothing else: no padding. The same holds for the
     effects of `fn` itself on a `Vmap` or `SafeMap` axis, so calls may be nested.
 
+    A `HostTap` or `HostSink` runs on every strategy, ordered too, and takes the elements that are computed at once by
+    one call, with their numbers in this axis; the `jax.vmap`s around this call number its lanes in columns before. For
+    a nest whose axes are all numbered, use `execute_plan`. Outside any trace this call waits for them, and raises what
+    one of them raised. They are the identity for derivatives; of an axis that yields None these are refused, since
+    nothing would depend on its effects.
+
+    A fuse that is a `Reducer` takes the elements chunk by chunk, so that they are never stacked.
+
     Args:
         fn: A function of one element.
         xs: A pytree whose leaves are `(n, ...)`.
@@ -66,8 +74,8 @@ def execute_map_axis(
     Raises:
         ExecutorError: If the strategy is not one that maps, an ordered tap or sink without a batching rule is on a
             `Vmap` axis, the leaves have no common leading axis, a tap returns something else than it was given, a
-            sink returns anything, `fn` itself has effects on a
-            `DedupGather` axis, or a tap or sink with effects is differentiated (when that is traced).
+            sink returns anything, `fn` itself has effects on a `DedupGather` axis, effects are differentiated that
+            would be lost (when that is traced), or a host function is in use by another thread.
         TypeError: If an argument is of the wrong kind.
 
     Example:
@@ -168,7 +176,7 @@ def _run(fn: Any, strategy: AxisStrategy, n: int, xs: Any, boundary: AxisBoundar
         return _run_plan(fn, plan, (xs,), None, None, None, hooks)
 
     records = host_records([boundary])
-    return run_watched(call, records) if records and outside_traces(xs) else call()
+    return run_watched(call, records, dict.fromkeys(records, n)) if records and outside_traces(xs) else call()
 
 
 def _refuse_order(boundary: AxisBoundary | None) -> None:
