@@ -78,7 +78,9 @@ def _sum_rows(values: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 def _sum_pairs(values: jax.Array) -> tuple[jax.Array, jax.Array]:
     zero = jnp.zeros((), values.dtype)
-    return lax.reduce((values, jnp.zeros_like(values)), (zero, zero), _join, (0,))
+    # The errors start at zero. Written as a difference they have a tangent, without which the derivative of a reduction
+    # of pairs fails on older versions of JAX; they are NaN where a value, and so the sum, is not finite.
+    return lax.reduce((values, values - values), (zero, zero), _join, (0,))
 
 
 def _join(a: tuple[jax.Array, jax.Array], b: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
