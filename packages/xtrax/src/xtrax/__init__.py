@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from xtrax.run import RunSpec as RunSpec
     from xtrax.run import SinkSpec as SinkSpec
     from xtrax.run import make_sink as make_sink
+    from xtrax.run import open_results as open_results
+    from xtrax.run import run_tiled as run_tiled
     from xtrax.sparse import SparseConfig as SparseConfig
     from xtrax.sparse import SparsePolicy as SparsePolicy
     from xtrax.sparse import make_sparse_forward_fn as make_sparse_forward_fn
@@ -40,9 +42,12 @@ if TYPE_CHECKING:
     from xtrax.sparse import sparsify_model as sparsify_model
     from xtrax.stages import AxisBoundary as AxisBoundary
     from xtrax.stages import Fuse as Fuse
+    from xtrax.stages import HostSink as HostSink
+    from xtrax.stages import HostTap as HostTap
     from xtrax.stages import Sink as Sink
     from xtrax.stages import StageBundle as StageBundle
     from xtrax.stages import Tap as Tap
+    from xtrax.stages import execute_plan as execute_plan
     from xtrax.tiling import AxisDecision as AxisDecision
     from xtrax.tiling import AxisSpec as AxisSpec
     from xtrax.tiling import BatchPlan as BatchPlan
@@ -56,8 +61,15 @@ if TYPE_CHECKING:
     from xtrax.tiling import Scan as Scan
     from xtrax.tiling import Vmap as Vmap
     from xtrax.tiling import bucketize as bucketize
+    from xtrax.tiling import find_duplicates as find_duplicates
     from xtrax.tiling import make_axis_dispatch as make_axis_dispatch
+    from xtrax.tiling import map_ragged as map_ragged
     from xtrax.tiling import select_bucket as select_bucket
+    from xtrax.tiling import tiled_apply as tiled_apply
+    from xtrax.tiling import tiled_hessian as tiled_hessian
+    from xtrax.tiling import tiled_jacfwd as tiled_jacfwd
+    from xtrax.tiling import tiled_jacrev as tiled_jacrev
+    from xtrax.tiling import tiled_vmap as tiled_vmap
     from xtrax.training import Callback as Callback
     from xtrax.training import DataModule as DataModule
     from xtrax.training import Engine as Engine

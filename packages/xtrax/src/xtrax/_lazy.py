@@ -23,11 +23,12 @@ _NAMES_BY_LAYER = {
     "jit": "batched_jit bounded_jit",
     "tiling": (
         "AxisDecision AxisSpec BatchPlan BatchPlanner Bucket CarrySpec DedupGather DedupSpec MemoryBudget SafeMap Scan "
-        "Vmap bucketize make_axis_dispatch select_bucket"
+        "Vmap bucketize find_duplicates make_axis_dispatch map_ragged select_bucket tiled_apply tiled_hessian "
+        "tiled_jacfwd tiled_jacrev tiled_vmap"
     ),
     "inference": "AxisOverride axis_config infer_bundle",
-    "stages": "AxisBoundary Fuse Sink StageBundle Tap",
-    "run": "RunSpec SinkSpec make_sink",
+    "stages": "AxisBoundary Fuse HostSink HostTap Sink StageBundle Tap execute_plan",
+    "run": "RunSpec SinkSpec make_sink open_results run_tiled",
     "training": (
         "Callback DataModule Engine ResumableState SafetyTrainStep Trainer adamw_with_schedule init_state "
         "load_checkpoint make_optimizer save_checkpoint"
