@@ -11,12 +11,13 @@ from xtrax.stages._effects import axis_hooks, host_records, is_batchable, is_ord
 from xtrax.stages._errors import ExecutorError
 from xtrax.stages._host_record import outside_traces, run_watched
 from xtrax.stages.boundaries import AxisBoundary
+from xtrax.stages.plan import execute_plan
 from xtrax.tiling.errors import DispatchRejected
 from xtrax.tiling.execute import _run_plan
 from xtrax.tiling.plan import AxisDecision, AxisSpec, BatchPlan
 from xtrax.tiling.strategy import AxisStrategy, Bucket, DedupGather, SafeMap, Scan, Vmap, WhileCarry
 
-__all__ = ["ExecutorError", "execute_map_axis", "execute_scan_axis"]
+__all__ = ["ExecutorError", "execute_map_axis", "execute_plan", "execute_scan_axis"]
 
 _Carry = TypeVar("_Carry")
 
