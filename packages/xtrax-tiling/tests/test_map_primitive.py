@@ -1,6 +1,7 @@
 """The primitive under every transformation, each held against the same transformation of jax.vmap."""
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,7 @@ from jax.experimental import io_callback
 from xtrax.tiling._chunked import chunked_vmap, map_chunks
 from xtrax.tiling._layout import Chunks
 
-MODES = {"saved": {}, "remat": {"remat": True}, "smaller backward": {"grad_chunk": 3}}
+MODES: dict[str, Any] = {"saved": {}, "remat": {"remat": True}, "smaller backward": {"grad_chunk": 3}}
 
 
 def chunked(fn, xs, size=4, axis=0, **mode):
@@ -227,7 +228,7 @@ def test_the_derivative_along_another_axis_has_the_shape_of_the_argument():
     xs = jnp.asarray(np.random.default_rng(0).normal(size=(2, 11, 3)), jnp.float32)
     weights = jnp.asarray(np.random.default_rng(1).normal(size=(11, 2, 3)), jnp.float32)
     got = jax.grad(lambda x: jnp.sum(weights * chunked(jnp.sin, x, axis=1)))(xs)
-    np.testing.assert_allclose(got, np.cos(xs) * np.moveaxis(weights, 0, 1), rtol=1e-5)
+    np.testing.assert_allclose(got, np.cos(xs) * jnp.moveaxis(weights, 0, 1), rtol=1e-5)
 
 
 @pytest.mark.parametrize("n", [8, 11])

@@ -70,7 +70,7 @@ def reduce_chunks(
     other = _Hoisted(step, initial, chunk_types(leaves, ins, backward), backward) if separate else forward
 
     @jax.custom_jvp
-    def reduced(consts: Leaves, other_consts: Leaves, xs: Leaves) -> Any:
+    def reduced(consts: Leaves, other_consts: Leaves, initial: Any, xs: Leaves) -> Any:
         return _carried(forward.of(consts), initial, ins, chunks, xs)
 
     def rule(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> Any:
@@ -82,14 +82,14 @@ def reduce_chunks(
             merged = list(flat)
             for i, value in zip(active, values, strict=True):
                 merged[i] = value
-            consts, other_consts, xs = treedef.unflatten(merged)
+            consts, other_consts, initial, xs = treedef.unflatten(merged)
             used = other_consts if separate else consts
             return _merged(other, used, initial, ins, backward, xs, reducer, remat or separate)
 
         return jax.jvp(differentiated, [flat[i] for i in active], [dots[i] for i in active])
 
     reduced.defjvp(rule, symbolic_zeros=True)
-    return reduced(forward.consts, other.consts if separate else [], leaves)
+    return reduced(forward.consts, other.consts if separate else [], initial, leaves)
 
 
 class _Hoisted:

@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec
 
 from xtrax.tiling._axes import broadcast_prefix
 from xtrax.tiling._chunked import map_chunks
-from xtrax.tiling._jax_internals import named_axes, trace, vary_like
+from xtrax.tiling._jax_internals import named_axes, trace
 from xtrax.tiling._layout import Chunks
 from xtrax.tiling._reduced import merge_states, reduce_chunks
 from xtrax.tiling._tiled_args import Bound
@@ -33,6 +33,11 @@ class Options:
     spmd_axis_name: Hashable = None
     mesh: jax.sharding.Mesh | None = None
     mesh_axis: str | None = None
+
+    @property
+    def devices(self) -> int:
+        """Over how many devices the elements are split."""
+        return 1 if self.mesh is None else self.mesh.shape[self.mesh_axis]
 
     def layout(self, total: int) -> Chunks:
         """The chunks of so many elements."""
@@ -60,10 +65,8 @@ def run(arrays: list[Any], bound: Bound, options: Options) -> Any:
             values[i] = element
         return bound.call(values, elements[-1])
 
-    devices = 1 if options.mesh is None else options.mesh.shape[options.mesh_axis]
-    per_device = -(-bound.size // devices)
-    chunks = options.layout(per_device)
-    whole = devices == 1 or bound.size == 0
+    chunks = options.layout(-(-bound.size // options.devices))
+    whole = options.devices == 1 or bound.size == 0
     if options.axis_name is not None and (chunks.count > 1 or not whole):
         _refuse_collectives(of_elements, leaves, axes, options, bound.size, chunks)
     if not whole:
@@ -147,20 +150,17 @@ def _placed(ys: Any, fn: Callable[[Elements], Any], leaves: Elements, axes: list
 def _over_devices(fn: Callable[[Elements], Any], leaves: Elements, axes: list[int], size: int, options: Options) -> Any:
     """Each device maps its share; the last element is repeated where the elements do not divide."""
     assert options.mesh is not None
-    devices = options.mesh.shape[options.mesh_axis]
-    per_device = -(-size // devices)
-    padding = per_device * devices - size
+    per_device = -(-size // options.devices)
+    padding = per_device * options.devices - size
     # A function inside shard_map cannot close over arrays of another mesh context, so they are passed in.
     traced, shape = jax.make_jaxpr(lambda *xs: fn(list(xs)), return_shape=True)(*_element_types(leaves, axes))
     treedef = jax.tree.structure(shape)
     padded = [_repeat_last(x, axis, padding) for x, axis in zip(leaves, axes, strict=True)]
     if options.reducer is not None and padding:
-        padded.append(jnp.arange(per_device * devices) < size)
+        padded.append(jnp.arange(size + padding) < size)
     chunks = options.layout(per_device)
 
     def of_device(consts: Elements, xs: Elements) -> Any:
-        # Typed as varying here, so that their cotangents are summed over devices once, not in every chunk.
-        consts = [vary_like(const, xs) for const in consts]
         run = jaxpr_as_fun(ClosedJaxpr(traced.jaxpr, consts))
 
         def local(elements: Elements) -> Any:
@@ -174,8 +174,13 @@ def _over_devices(fn: Callable[[Elements], Any], leaves: Elements, axes: list[in
 
     places = axes if len(padded) == len(axes) else [*axes, 0]
     specs = [PartitionSpec(*[None] * place, options.mesh_axis) for place in places]
+    # A jaxpr does not fit operands that vary over devices where those it was traced for did not, hence no check of that.
     sharded = jax.shard_map(
-        of_device, mesh=options.mesh, in_specs=(PartitionSpec(), specs), out_specs=PartitionSpec(options.mesh_axis)
+        of_device,
+        mesh=options.mesh,
+        in_specs=(PartitionSpec(), specs),
+        out_specs=PartitionSpec(options.mesh_axis),
+        check_vma=False,
     )
     ys = sharded(list(traced.consts), padded)
     if options.reducer is not None:

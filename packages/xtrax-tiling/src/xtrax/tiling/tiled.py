@@ -6,13 +6,17 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 import jax
+import numpy as np
+from jax.core import Tracer
 
 from xtrax.tiling._check import check_bool, check_callable, check_int
 from xtrax.tiling._execute_args import check_key
 from xtrax.tiling._execute_program import run_program
-from xtrax.tiling._tiled_args import bind
+from xtrax.tiling._memory import MemoryBudget
+from xtrax.tiling._tiled_args import Bound, bind
 from xtrax.tiling._tiled_run import Options, run
 from xtrax.tiling.reducers import as_reducer
+from xtrax.tiling.tune import tune_batch_size
 
 __all__ = ["tiled_vmap"]
 
@@ -110,18 +114,53 @@ def tiled_vmap(
     key = check_key(fn, (), key)
     places = (jax.tree.structure(out_axes, is_leaf=_is_none), tuple(jax.tree.leaves(out_axes, is_leaf=_is_none)))
 
+    measured: dict[Hashable, int] = {}
+
+    def size_of(bound: Bound) -> int | None:
+        if not isinstance(batch_size, str):
+            return None if batch_size is None else int(batch_size)
+        types = tuple(jax.typeof(array) for array in bound.arrays)
+        call = (bound.signature, types)
+        if bound.signature is None or call not in measured:
+            measured[call] = _fastest(bound, options.devices, budget)
+        return measured[call]
+
     @functools.wraps(fn, updated=())
     def tiled(*args: Any, **kwargs: Any) -> Any:
         bound = bind(fn, in_axes, args, kwargs, key)
         if reducer is not None:
             reducer.check_size(bound.size)
-        sized = dataclasses.replace(options, batch_size=None if batch_size is None else int(batch_size))
+        sized = dataclasses.replace(options, batch_size=size_of(bound))
         identity = (dataclasses.replace(sized, out_axes=None), places, bound.signature)
         return run_program(
             fn, None if bound.signature is None else identity, lambda arrays: run(arrays, bound, sized), bound.arrays
         )
 
     return tiled
+
+
+def _fastest(bound: Bound, devices: int, budget: Any) -> int:
+    """The chunk size that is the fastest for the share of one device."""
+    share = -(-bound.size // devices)
+    if share == 0:
+        return 1
+    args = [*bound.arrays, np.arange(bound.size, dtype=np.uint32)]
+    axes = (*bound.axes, 0)
+    sized = [
+        array if (axis is None or devices == 1) and not isinstance(array, Tracer) else _with_size(array, axis, share)
+        for array, axis in zip(args, axes, strict=True)
+    ]
+    return tune_batch_size(
+        lambda *values: bound.call(values[:-1], values[-1]), *sized, in_axes=axes, budget=budget
+    ).batch_size  # fmt: skip
+
+
+def _with_size(array: Any, axis: int | None, size: int) -> jax.ShapeDtypeStruct:
+    """The type of an array, with so many elements along an axis."""
+    shape = list(np.shape(array))
+    if axis is not None:
+        shape[axis] = size
+    return jax.ShapeDtypeStruct(tuple(shape), jax.typeof(array).dtype)
 
 
 def _is_none(node: Any) -> bool:
@@ -140,6 +179,8 @@ def _check_batch_size(batch_size: Any, budget: Any) -> None:
     if isinstance(batch_size, str):
         if batch_size != "auto":
             raise ValueError(f'batch_size must be an integer of at least 1, None or "auto", but is {batch_size!r}.')
+        if budget is not None and not isinstance(budget, MemoryBudget):
+            check_int("budget", budget, 1)
         return
     if budget is not None:
         raise ValueError(
