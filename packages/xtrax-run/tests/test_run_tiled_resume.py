@@ -1,9 +1,12 @@
 """Runs that are resumed: what is skipped, what is computed again, and what is refused."""
 
+import contextlib
 import json
 import logging
 import os
+import resource
 import shutil
+import subprocess
 import warnings
 
 import jax
@@ -112,17 +115,17 @@ def test_rows_are_shown_as_they_are_committed(tmp_path):
 def test_the_size_of_tiles_is_kept(tmp_path):
     stopped(tmp_path)
     assert run(tmp_path, Rows(), tile_size=None).tiles == 5
-    with pytest.raises(ValueError, match="tile_size is 5, but the run in .* has tiles of 2 rows"):
+    with pytest.raises(ValueError, match=r"tile_size is 5, but the run in .* has tiles of 2 rows"):
         run(tmp_path, Rows(), tile_size=5)
 
 
 def test_run_ids(tmp_path):
-    with pytest.raises(ValueError, match="resume is 'require', but .* holds no run"):
+    with pytest.raises(ValueError, match=r"resume is 'require', but .* holds no run"):
         run(tmp_path, Rows(), resume="require")
     stopped(tmp_path, sink=SinkSpec(tmp_path, run_id="mine"))
-    with pytest.raises(ValueError, match="run_id is 'other', but .* holds the run 'mine'"):
+    with pytest.raises(ValueError, match=r"run_id is 'other', but .* holds the run 'mine'"):
         run(tmp_path, Rows(), run_id="other")
-    with pytest.raises(ValueError, match="run_id is 'other', but .* holds the run 'mine'"):
+    with pytest.raises(ValueError, match=r"run_id is 'other', but .* holds the run 'mine'"):
         run(tmp_path, Rows(), sink=AppendedZarrSink(tmp_path, run_id="other"))
     with pytest.raises(FileExistsError, match="holds the run 'mine' with 2 committed tiles"):
         run(tmp_path, Rows(), resume="never")
@@ -365,13 +368,93 @@ def test_a_folder_that_vanishes(tmp_path):
     class Removing(Rows):
         def __getitem__(self, index):
             if index.start == 6:
-                shutil.rmtree(tmp_path / "out")
+                os.rename(tmp_path / "out", tmp_path / "gone")
             return super().__getitem__(index)
 
     with pytest.raises(SinkError, match=r"removed or replaced.*tiles are committed") as caught:
         run(tmp_path / "out", Removing(), prefetch=0)
     assert caught.value.path == tmp_path / "out"
     assert not (tmp_path / "out").exists()
+    os.rename(tmp_path / "gone", tmp_path / "out")
+    run(tmp_path / "out", Rows())  # what was committed is there
+    assert verify_store(tmp_path / "out").ok
+
+
+@contextlib.contextmanager
+def largest_file(size):
+    """Writes beyond `size` bytes of a file fail, as on a full disk (errno EFBIG)."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def wide(x):
+    return {"y": jnp.tile(x, 400 * (x.shape[0] // 3)), "s": x.sum()}
+
+
+def test_a_file_that_cannot_grow(tmp_path):
+    with largest_file(8000), pytest.raises(SinkError, match=r"large.*0 of 5 tiles are committed and safe"):
+        run(tmp_path / "out", Rows(), fn=wide)
+    report = run(tmp_path / "out", Rows(), fn=wide)  # the cause is gone
+    assert (report.tiles_skipped, report.tiles_done) == (0, 5)
+    run(tmp_path / "whole", Rows(), fn=wide)
+    assert zarr_content_digest(tmp_path / "out") == zarr_content_digest(tmp_path / "whole")
+
+
+def test_a_full_disk(tmp_path):
+    small = tmp_path / "small"
+    small.mkdir()
+    mount = shutil.which("mount") and subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", small], capture_output=True
+    )
+    if not mount or mount.returncode:
+        pytest.skip("mounting needs root")
+    try:
+        (small / "ballast").write_bytes(bytes(170_000))
+        # Some 90 kB are left: what a run keeps of itself, and a few tiles of 12 kB.
+        with pytest.raises(
+            SinkError, match=r"No space left.*of 5 tiles are committed and safe; remove the cause"
+        ) as caught:
+            run(small / "out", Rows(), fn=wide, prefetch=0)
+        committed = len(caught.value.saved)
+        assert 0 < committed < 5
+        assert verify_store(small / "out").ok
+        (small / "ballast").unlink()
+        report = run(small / "out", Rows(), fn=wide, prefetch=0)
+        assert (report.tiles_skipped, report.tiles_done) == (committed, 5 - committed)
+        assert verify_store(small / "out").ok
+    finally:
+        subprocess.run(["umount", "-l", small], check=True)
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_read_only_folder(exists, tmp_path):
+    folder = tmp_path / "out"
+    if exists:
+        stopped(folder)
+    for parent in (tmp_path, *tmp_path.parents[:2]):
+        os.chmod(parent, 0o755)
+    os.chmod(folder if exists else tmp_path, 0o555)
+    with as_nobody(), pytest.raises(SinkError, match="Permission denied"):
+        run(folder, Rows())
+    os.chmod(folder if exists else tmp_path, 0o755)
+    assert run(folder, Rows()).tiles_skipped == (2 if exists else 0)
+
+
+@contextlib.contextmanager
+def as_nobody():
+    """Root may write anywhere, so a test of permissions has to be someone else."""
+    if os.geteuid():
+        yield
+        return
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
 
 
 def test_a_resumed_run_from_another_folder(tmp_path, monkeypatch):

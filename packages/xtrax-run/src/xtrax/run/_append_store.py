@@ -152,7 +152,8 @@ class AppendStore:
             put_json(hidden, group_metadata({}))
             put_json(self.folder, run_root(header["run_id"], provenance))
             for spec in specs:
-                self._make_array(spec)
+                if spec.tile_rows is not None:  # the others are made when the run ends
+                    self._make_array(spec)
             flush({hidden, self.folder})
             full = {
                 "format": FORMAT,

@@ -1,0 +1,243 @@
+"""The appended store and its commit log: what is durable, what a dead writer leaves, what a full disk does."""
+
+import contextlib
+import json
+import os
+import resource
+
+import numpy as np
+import pytest
+import zarr
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from xtrax.run import DamagedRunError, SinkError, ZarrStagingSink, zarr_content_digest
+from xtrax.run._append_store import AppendStore, TileData
+from xtrax.run._commit_log import CommitLog, read_log
+from xtrax.run._shards import ArraySpec, chunk_rows, encode
+
+pytestmark = pytest.mark.filterwarnings("ignore:the code's git commit:UserWarning")
+RECORDS = [{"tile": i, "arrays": {"y": {"bytes": 3 * i, "sha256": "ab" * 32}}} for i in range(4)]
+
+
+def lines(log):
+    return [record["tile"] for record in read_log(log.path).records]
+
+
+@pytest.fixture
+def log(tmp_path):
+    log = CommitLog(tmp_path / "commits.jsonl")
+    log.create()
+    log.append(RECORDS[:2])
+    log.append(RECORDS[2:])
+    return log
+
+
+def test_what_is_appended_is_read_back(log):
+    assert list(read_log(log.path).records) == RECORDS
+
+
+@given(cut=st.integers(0, 10**6))
+@settings(max_examples=30, deadline=None)
+def test_a_log_cut_anywhere_holds_its_whole_lines(cut, tmp_path_factory):
+    log = CommitLog(tmp_path_factory.mktemp("log") / "commits.jsonl")
+    log.create()
+    log.append(RECORDS)
+    data = log.path.read_bytes()
+    cut %= len(data) + 1
+    log.path.write_bytes(data[:cut])
+    whole = data[:cut].count(b"\n")
+    assert lines(log) == list(range(whole))
+    log.load()  # cuts the torn line, so that the next one is not glued to it
+    log.append(RECORDS[whole:])
+    assert list(read_log(log.path).records) == RECORDS
+
+
+@given(where=st.integers(0, 10**6), bit=st.integers(0, 7))
+@settings(max_examples=30, deadline=None)
+def test_no_flipped_bit_goes_unnoticed(where, bit, tmp_path_factory):
+    log = CommitLog(tmp_path_factory.mktemp("log") / "commits.jsonl")
+    log.create()
+    log.append(RECORDS)
+    data = bytearray(log.path.read_bytes())
+    data[where % len(data)] ^= 1 << bit
+    log.path.write_bytes(data)
+    content = read_log(log.path)
+    assert all(record in RECORDS for record in content.records)
+    assert len(content.records) < len(RECORDS)
+    assert content.damaged or content.torn
+
+
+def test_an_append_that_fails_leaves_the_log_as_it_was(log):
+    before = log.path.read_bytes()
+    with largest_file(len(before) + 20), pytest.raises(OSError, match="too large"):
+        log.append(RECORDS)
+    assert log.path.read_bytes() == before
+
+
+@contextlib.contextmanager
+def largest_file(size):
+    """Writes beyond `size` bytes of a file fail, as on a full disk (errno EFBIG)."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@given(
+    rows=st.integers(1, 40),
+    row=st.sampled_from([(), (3,), (2, 5), (0,), (4, 0)]),
+    dtype=st.sampled_from(["bool", "int8", "uint64", "float16", "float64", "complex64"]),
+    part=st.integers(1, 40),
+    compression=st.sampled_from([None, "zstd", "lz4", "gzip"]),
+)
+@settings(max_examples=25, deadline=None)
+def test_any_zarr_reader_reads_a_shard(rows, row, dtype, part, compression, tmp_path_factory):
+    folder, n = tmp_path_factory.mktemp("out"), min(part, rows)
+    values = (np.random.default_rng(0).normal(size=(rows + n, *row)) * 100).astype(dtype)
+    spec = ArraySpec("a/y", row, dtype, rows, ("n", *[None] * len(row)), compression)
+    store = AppendStore(folder)
+    store.create({"run_id": "one", "rows": rows + n, "tile_rows": rows}, [spec], {})
+    # The last tile first: shards do not depend on one another.
+    for tile, span in ((1, slice(rows, rows + n)), (0, slice(0, rows))):
+        store.commit([TileData(tile, {"a/y": values[span]}, None, {})])
+    store.close()
+    array = zarr.open_array(folder / "a" / "y", mode="r")
+    assert array.dtype == np.dtype(dtype)
+    np.testing.assert_array_equal(array[:], values)
+    assert array.chunks[0] == chunk_rows(spec)
+
+
+@pytest.mark.parametrize(
+    ("rows", "row_bytes", "expected"),
+    [(1000, 2**20, 4), (16000, 4096, 1000), (7, 8, 7), (10007, 8, 10007), (10007, 2**20, 1), (64, 2**30, 1)],
+)
+def test_chunks_divide_the_shard_and_are_neither_tiny_nor_huge(rows, row_bytes, expected):
+    spec = ArraySpec("y", (row_bytes,), "int8", rows, ("n", None))
+    assert chunk_rows(spec) == expected
+
+
+def test_what_does_not_fit_the_array_is_refused():
+    spec = ArraySpec("y", (3,), "float32", 4, ("n", None))
+    with pytest.raises(ValueError, match=r"output 'y' is float32\[2, 4\], expected float32\[2, 3\]"):
+        encode(spec, np.zeros((2, 4), np.float32))
+    with pytest.raises(ValueError, match="float64"):
+        encode(spec, np.zeros((2, 3)))
+
+
+SPECS = [ArraySpec("y", (500, 50), "float64", 1, ("n", None, None)), ArraySpec("end", (2,), "int32", None, (None,))]
+VALUES = np.random.default_rng(1).normal(size=(4, 500, 50))
+
+
+def tile(i):
+    return TileData(i, {"y": VALUES[i : i + 1]}, b"state %d" % i, {"inputs_sha256": "00"})
+
+
+def fresh(folder, **header):
+    store = AppendStore(folder)
+    store.create({"run_id": "one", "rows": 4, "tile_rows": 1, **header}, SPECS, {"git": "unknown"})
+    return store
+
+
+def shown(folder):
+    return zarr.open_group(folder, mode="r")["y"].shape[0]
+
+
+def test_only_rows_without_a_gap_are_shown(tmp_path):
+    store = fresh(tmp_path)
+    store.commit([tile(0), tile(2)])
+    store.close()
+    assert shown(tmp_path) == 1
+    store = AppendStore(tmp_path)
+    assert store.recover().problems == ()
+    assert sorted(store.committed) == [0, 2]
+    store.commit([tile(1)])
+    store.close()
+    assert shown(tmp_path) == 3
+
+
+@pytest.mark.parametrize("sequential", [False, True])
+def test_states_are_kept_as_long_as_they_are_needed(sequential, tmp_path):
+    store = fresh(tmp_path, sequential=sequential)
+    store.commit([tile(0), tile(1)])
+    store.commit([tile(2)])
+    assert [store.has_state(i) for i in range(4)] == [not sequential, not sequential, True, False]
+    assert store.state(2) == b"state 2"
+    store.close()
+
+
+def test_a_full_disk_loses_nothing_that_is_committed(tmp_path):
+    store = fresh(tmp_path)
+    store.commit([tile(0)])
+    before = zarr_content_digest(tmp_path)
+    with (
+        largest_file(100_000),
+        pytest.raises(SinkError, match=r"1 of 4 tiles are committed and safe; remove") as caught,
+    ):
+        store.commit([tile(1)])
+    assert (caught.value.saved, caught.value.path) == (((0,),), tmp_path)
+    assert not list(tmp_path.rglob("*.partial"))
+    assert zarr_content_digest(tmp_path) == before
+    store.commit([tile(1)])  # the cause is gone
+    store.close()
+    assert shown(tmp_path) == 2
+
+
+def test_a_finished_run_has_what_is_known_at_its_end(tmp_path):
+    store = fresh(tmp_path)
+    store.commit([tile(i) for i in range(4)])
+    assert not store.finalized
+    store.finalize({"end": np.array([3, 4], np.int32)})
+    assert store.finalized
+    store.close()
+    group = zarr.open_group(tmp_path, mode="r")
+    assert group["end"][:].tolist() == [3, 4]
+    np.testing.assert_array_equal(group["y"][:], VALUES)
+    assert dict(group.attrs) == {"run_id": "one", "layout": "appended-1", "git": "unknown"}
+    assert sorted(name for name, _ in group.arrays()) == ["end", "y"]  # its own files are no arrays
+
+
+def test_one_live_writer(tmp_path):
+    store = fresh(tmp_path)
+    with pytest.raises(SinkError, match=f"another live sink.*{os.getpid()}"):
+        AppendStore(tmp_path)
+    store.close()
+    AppendStore(tmp_path).close()
+
+
+def test_layouts_do_not_mix(tmp_path):
+    fresh(tmp_path / "appended").close()
+    with pytest.raises(ValueError, match="layout 'appended-1'"):
+        ZarrStagingSink(tmp_path / "appended", run_id="one")
+    with ZarrStagingSink(tmp_path / "keyed", run_id="one") as sink:
+        sink.stage(("a",), x=np.zeros(3))
+    with pytest.raises(ValueError, match="not a tiled run"):
+        AppendStore(tmp_path / "keyed")
+
+
+def test_a_later_format_is_not_guessed_at(tmp_path):
+    from xtrax.run._commit_log import sealed
+
+    fresh(tmp_path).close()
+    path = tmp_path / ".xtrax" / "run.json"
+    header = {name: value for name, value in json.loads(path.read_bytes()).items() if name != "check"}
+    path.write_text(json.dumps(sealed({**header, "format": 2})))
+    with pytest.raises(DamagedRunError, match=r"has format 2; this version of xtrax\.run knows 1"):
+        AppendStore(tmp_path)
+
+
+@pytest.mark.parametrize("missing", ["run.json", "zarr.json"])
+def test_a_run_whose_making_was_killed_is_no_run(missing, tmp_path):
+    fresh(tmp_path).close()
+    (tmp_path / ".xtrax" / "run.json").unlink()
+    if missing == "zarr.json":
+        (tmp_path / "zarr.json").unlink()
+    store = AppendStore(tmp_path)
+    assert store.header is None
+    store.close()
+    store = fresh(tmp_path)
+    store.commit([tile(0)])
+    store.close()
+    assert shown(tmp_path) == 1
