@@ -80,8 +80,8 @@ def padding_waste(lengths: Any, boundaries: Sequence[int]) -> float:
         TypeError: a length or boundary that is not an integer.
         ValueError: no lengths, a negative length, empty or unordered boundaries, or a length past the last boundary.
 
-    >>> padding_waste([3, 4, 1], (4, 8))
-    0.3333333333333333
+    >>> padding_waste([3, 4, 5], (4, 8))
+    0.25
     """
     ascending = np.asarray(check_boundaries("boundaries", boundaries), dtype=np.int64)
     values = _lengths(lengths)
