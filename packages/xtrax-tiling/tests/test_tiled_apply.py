@@ -29,8 +29,8 @@ def close(got, expected):
         np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=1e-5, atol=1e-6)
 
 
-@settings(max_examples=20, deadline=None)
-@given(size=st.sampled_from([0, 1, 3, 4, 5, 8, 13]), batch_size=st.sampled_from([1, 2, 4, 100]), jit=st.booleans())
+@settings(max_examples=15, deadline=None)
+@given(size=st.sampled_from([0, 1, 4, 5, 13]), batch_size=st.sampled_from([1, 4, 100]), jit=st.booleans())
 def test_results_are_those_of_the_whole_batch(size, batch_size, jit):
     x, i = data(size, 3), np.arange(size, dtype=np.int32)
 
@@ -41,7 +41,7 @@ def test_results_are_those_of_the_whole_batch(size, batch_size, jit):
     close((jax.jit(chunked) if jit else chunked)(x, i), fn(x, i))
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(in_axis=st.sampled_from([0, 1, -1]), out_axis=st.sampled_from([0, 1, 2, -1]), size=st.sampled_from([5, 8]))
 def test_axes_stay_where_the_function_expects_them(in_axis, out_axis, size):
     x = np.moveaxis(data(size, 2, 3), 0, in_axis)
@@ -51,7 +51,7 @@ def test_axes_stay_where_the_function_expects_them(in_axis, out_axis, size):
         rows = jnp.moveaxis(x, in_axis, 0) * y["y"][:, None, None]
         return jnp.moveaxis(rows, 0, out_axis), rows[:, 0]
 
-    close(tiled_apply(fn, (in_axis, 0), (out_axis, 0), batch_size=3)(x, y), fn(x, y))
+    close(jax.jit(tiled_apply(fn, (in_axis, 0), (out_axis, 0), batch_size=3))(x, y), jax.jit(fn)(x, y))
 
 
 def test_the_function_never_sees_more_than_a_chunk():
@@ -104,8 +104,8 @@ def test_gradients_are_those_of_the_whole_batch():
 
     chunked = loss(tiled_apply(model, (None, 0), batch_size=4))
     close(jax.jit(jax.grad(chunked, (0, 1)))(w, x), jax.grad(loss(model), (0, 1))(w, x))
-    close(jax.jvp(chunked, (w, x), (w, x)), jax.jvp(loss(model), (w, x), (w, x)))
-    hessian = jax.hessian(lambda w: chunked(w, x))(w)
+    close(jax.jvp(jax.jit(chunked), (w, x), (w, x)), jax.jvp(loss(model), (w, x), (w, x)))
+    hessian = jax.jit(jax.hessian(lambda w: chunked(w, x)))(w)
     np.testing.assert_allclose(hessian, jax.hessian(lambda w: loss(model)(w, x))(w), rtol=1e-4, atol=1e-4)
 
 

@@ -171,7 +171,8 @@ def _rule_of(op: Op, states: list[State]) -> State | list[State]:
 
 def _changed_params(op: Op) -> str | None:
     """What to say if a parameter that is no shape differs between the batch sizes."""
-    ignored = _OF_SHAPE | _PROGRAMS if op.name in CONTROL else _OF_SHAPE
+    # A reduction by a function has it twice, as the function, new at every trace, and as its program.
+    ignored = _OF_SHAPE | _PROGRAMS if op.name in CONTROL else _OF_SHAPE | {"computation"}
     if op.name == "slice":
         starts = zip(op.ins[0], op.params["start_indices"], op.other["start_indices"], strict=True)
         if any(start != other for dim, start, other in starts if not varies(dim)):

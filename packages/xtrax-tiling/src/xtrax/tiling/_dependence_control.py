@@ -10,7 +10,8 @@ import jax
 from xtrax.tiling._dependence_state import Batched, Element, Mixed, Op, State, join, names, shifted, worst
 
 CALLS = names(
-    """checkpoint closed_call core_call custom_jvp_call custom_vjp_call custom_vjp_call_jaxpr custom_vmap_call jit pjit
+    """checkpoint closed_call core_call custom_jvp_call custom_vjp_call custom_vjp_call_jaxpr custom_vmap_call
+    eval_jaxpr jit pjit
     remat remat2 remat_call"""
 )
 INNER = ("jaxpr", "call_jaxpr", "fun_jaxpr", "call")
@@ -35,12 +36,14 @@ def expanded_call(op: Op, *states: State) -> list[State]:
 
 def _expanded(primitive: Any) -> Any:
     """The program of such a primitive; None if it does not tell."""
-    parts = [getattr(primitive, name, None) for name in ("expand", "in_avals_flat", "in_tree")]
-    if any(part is None for part in parts):
+    if not all(hasattr(primitive, name) for name in ("expand", "in_avals_flat", "in_tree")):
         return None
-    expand, avals, treedef = parts
-    types = [jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type) for aval in avals]
-    return jax.make_jaxpr(lambda *leaves: expand(*jax.tree.unflatten(treedef, leaves)))(*types)
+
+    def expand(*leaves: Any) -> Any:
+        return primitive.expand(*jax.tree.unflatten(primitive.in_tree, leaves))
+
+    types = [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in primitive.in_avals_flat]
+    return jax.make_jaxpr(expand)(*types)
 
 
 def linear_solve(op: Op, *states: State) -> list[State]:

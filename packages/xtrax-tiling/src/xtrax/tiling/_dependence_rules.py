@@ -281,6 +281,13 @@ def cumulative(op: Op, state: Batched) -> State:
     return op.combine((state,))
 
 
+def approx_top_k(op: Op, state: Batched) -> State:
+    """Along another dimension."""
+    if state.dim == op.params["reduction_dimension"] % len(op.ins[0]):
+        return op.dependent(f"it searches along axis {state.dim}, along which the batch lies")
+    return op.combine((state,))
+
+
 def sort(op: Op, *states: State) -> State:
     """Along another dimension; every operand is moved by the keys."""
     state = op.combine(states)
@@ -386,6 +393,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(WINDOWED, windowed),
     **dict.fromkeys(LEADING, leading),
     **dict.fromkeys(("random_bits", "random_split", "random_seed", "random_unwrap"), of_keys),
+    "approx_top_k": approx_top_k,
     "broadcast_in_dim": broadcast_in_dim,
     "concatenate": concatenate,
     "conv_general_dilated": conv_general_dilated,

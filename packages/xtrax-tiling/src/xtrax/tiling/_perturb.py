@@ -95,7 +95,7 @@ def _by_gradient(
     if not inexact:
         return None
     try:
-        outs, pull = jax.vjp(of_inexact, *(jnp.asarray(mapped[i]) for i in inexact))
+        outs, pull = jax.vjp(jax.jit(of_inexact), *(jnp.asarray(mapped[i]) for i in inexact))
     except (TypeError, ValueError, NotImplementedError) as error:
         _logger.debug("no gradient to look at: %s", error)  # a function need not be differentiable to be independent
         return None
