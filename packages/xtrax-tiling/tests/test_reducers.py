@@ -109,7 +109,7 @@ chunkings = st.lists(st.tuples(st.sampled_from([1, 3, 8]), st.booleans()), min_s
     seed=st.integers(0, 1000),
     data=st.data(),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_any_chunks_masks_and_merges_give_what_numpy_gives(name, parts, kind, seed, data):
     reducer = named(name)
     update, merge, finalize = jitted(reducer)
@@ -340,10 +340,8 @@ def test_derivatives(name):
     def streamed(x):
         return jnp.sum(jnp.sin(_scanned(named(name), x, 2)) * weights)
 
-    np.testing.assert_allclose(jax.jit(jax.grad(streamed))(values), jax.grad(peer)(values), rtol=1e-4, atol=1e-6)
-    np.testing.assert_allclose(
-        jax.jit(jax.grad(jax.checkpoint(streamed)))(values), jax.grad(peer)(values), rtol=1e-4, atol=1e-6
-    )
+    gradient = jax.jit(jax.grad(jax.checkpoint(streamed) if name == "logsumexp" else streamed))(values)
+    np.testing.assert_allclose(gradient, jax.grad(peer)(values), rtol=1e-4, atol=1e-6)
     dots = (values,), (np.cos(values),)
     np.testing.assert_allclose(
         jax.jit(lambda *dots: jax.jvp(streamed, *dots))(*dots), jax.jvp(peer, *dots), rtol=1e-4, atol=1e-6

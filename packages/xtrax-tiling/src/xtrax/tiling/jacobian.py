@@ -17,13 +17,16 @@ import numpy as np
 from xtrax.tiling._check import check_bool, check_callable, check_int
 from xtrax.tiling._chunked import chunked_vmap
 from xtrax.tiling._layout import Chunks
+from xtrax.tiling._memory import MemoryBudget
+from xtrax.tiling.tune import tune_batch_size
 
 
 def tiled_jacfwd(
     fn: Callable[..., Any],
     argnums: int | Sequence[int] = 0,
     *,
-    batch_size: int | None = None,
+    batch_size: int | str | None = None,
+    budget: int | MemoryBudget | None = None,
     has_aux: bool = False,
 ) -> Callable[..., Any]:
     """`jax.jacfwd`, a chunk of columns at a time: for functions with fewer inputs than outputs.
@@ -35,7 +38,9 @@ def tiled_jacfwd(
         fn: a function whose arguments at `argnums` are pytrees of real floating arrays, and whose output is a pytree of
             arrays.
         argnums: the positional argument, or the sequence of them, to differentiate with respect to.
-        batch_size: the most columns (entries of the inputs) that are pushed forward at once; None is all of them.
+        batch_size: the most columns (entries of the inputs) that are pushed forward at once; None is all of
+            them; "auto" the fastest of a few sizes, measured by `tune_batch_size` at each call outside of a trace.
+        budget: with "auto", the most bytes the map may take, or a `MemoryBudget`.
         has_aux: whether `fn` returns a pair, of which the second is passed on and not differentiated.
 
     Returns:
@@ -44,7 +49,8 @@ def tiled_jacfwd(
 
     Raises:
         TypeError: an argument of the wrong kind; when called, an input that is no real floating array.
-        ValueError: `batch_size` below 1, duplicate or no `argnums`; when called, `argnums` that `fn` is not given.
+        ValueError: `batch_size` below 1, `budget` without "auto", no `argnums`; when called, duplicate `argnums` or
+            some that `fn` is not given, "auto" inside a trace.
 
     Example:
         >>> import jax.numpy as jnp
@@ -54,14 +60,15 @@ def tiled_jacfwd(
          [0. 2. 0.]
          [0. 0. 4.]]
     """
-    return _Derivative("tiled_jacfwd", fn, argnums, batch_size, has_aux).function(_forward)
+    return _Derivative("tiled_jacfwd", fn, argnums, batch_size, budget, has_aux).function(_forward)
 
 
 def tiled_jacrev(
     fn: Callable[..., Any],
     argnums: int | Sequence[int] = 0,
     *,
-    batch_size: int | None = None,
+    batch_size: int | str | None = None,
+    budget: int | MemoryBudget | None = None,
     has_aux: bool = False,
 ) -> Callable[..., Any]:
     """`jax.jacrev`, a chunk of rows at a time: for functions with fewer outputs than inputs.
@@ -72,7 +79,9 @@ def tiled_jacrev(
     Args:
         fn: a function whose arguments at `argnums` are pytrees of real floating arrays, and whose output is one too.
         argnums: the positional argument, or the sequence of them, to differentiate with respect to.
-        batch_size: the most rows (entries of the outputs) that are pulled back at once; None is all of them.
+        batch_size: the most rows (entries of the outputs) that are pulled back at once; None is all of
+            them; "auto" the fastest of a few sizes, measured by `tune_batch_size` at each call outside of a trace.
+        budget: with "auto", the most bytes the map may take, or a `MemoryBudget`.
         has_aux: whether `fn` returns a pair, of which the second is passed on and not differentiated.
 
     Returns:
@@ -81,7 +90,8 @@ def tiled_jacrev(
 
     Raises:
         TypeError: an argument of the wrong kind; when called, an input or output that is no real floating array.
-        ValueError: `batch_size` below 1, duplicate or no `argnums`; when called, `argnums` that `fn` is not given.
+        ValueError: `batch_size` below 1, `budget` without "auto", no `argnums`; when called, duplicate `argnums` or
+            some that `fn` is not given, "auto" inside a trace.
 
     Example:
         >>> import jax.numpy as jnp
@@ -91,14 +101,15 @@ def tiled_jacrev(
          [1. 3. 0.]
          [1. 1. 4.]]
     """
-    return _Derivative("tiled_jacrev", fn, argnums, batch_size, has_aux).function(_reverse)
+    return _Derivative("tiled_jacrev", fn, argnums, batch_size, budget, has_aux).function(_reverse)
 
 
 def tiled_hessian(
     fn: Callable[..., Any],
     argnums: int | Sequence[int] = 0,
     *,
-    batch_size: int | None = None,
+    batch_size: int | str | None = None,
+    budget: int | MemoryBudget | None = None,
     has_aux: bool = False,
 ) -> Callable[..., Any]:
     """`jax.hessian`, a chunk of columns at a time: forward mode over one reverse pass.
@@ -110,7 +121,9 @@ def tiled_hessian(
         fn: a function whose arguments at `argnums` are pytrees of real floating arrays, and whose output, most often a
             scalar, is one too.
         argnums: the positional argument, or the sequence of them, to differentiate with respect to.
-        batch_size: the most columns (entries of the inputs) at once; None is all of them.
+        batch_size: the most columns (entries of the inputs) at once; None is all of
+            them; "auto" the fastest of a few sizes, measured by `tune_batch_size` at each call outside of a trace.
+        budget: with "auto", the most bytes the map may take, or a `MemoryBudget`.
         has_aux: whether `fn` returns a pair, of which the second is passed on and not differentiated.
 
     Returns:
@@ -119,7 +132,8 @@ def tiled_hessian(
 
     Raises:
         TypeError: an argument of the wrong kind; when called, an input or output that is no real floating array.
-        ValueError: `batch_size` below 1, duplicate or no `argnums`; when called, `argnums` that `fn` is not given.
+        ValueError: `batch_size` below 1, `budget` without "auto", no `argnums`; when called, duplicate `argnums` or
+            some that `fn` is not given, "auto" inside a trace.
 
     Example:
         >>> import jax.numpy as jnp
@@ -128,21 +142,22 @@ def tiled_hessian(
         [[0. 1.]
          [1. 0.]]
     """
-    gradient = _Derivative("tiled_hessian", fn, argnums, None, has_aux).function(_reverse)
-    return _Derivative("tiled_hessian", gradient, argnums, batch_size, has_aux).function(_forward)
+    gradient = _Derivative("tiled_hessian", fn, argnums, None, None, has_aux).function(_reverse)
+    return _Derivative("tiled_hessian", gradient, argnums, batch_size, budget, has_aux).function(_forward)
 
 
 class _Derivative:
     """Checked arguments of one of the functions above."""
 
-    def __init__(self, name: str, fn: Any, argnums: Any, batch_size: Any, has_aux: Any) -> None:
+    def __init__(self, name: str, fn: Any, argnums: Any, batch_size: Any, budget: Any, has_aux: Any) -> None:
         self.name = name
         self.fn = check_callable("fn", fn, "fn(*args)")
         self.single = not isinstance(argnums, (tuple, list))
         self.argnums = tuple(_check_argnum(argnum) for argnum in ((argnums,) if self.single else argnums))
         if not self.argnums:
             raise ValueError("argnums is empty; name at least one positional argument of fn, such as 0.")
-        self.batch_size = None if batch_size is None else check_int("batch_size", batch_size, 1)
+        self.batch_size = _check_batch_size(batch_size, budget)
+        self.budget = budget
         self.has_aux = check_bool("has_aux", has_aux)
 
     def function(self, jacobian: Callable[..., Any]) -> Callable[..., Any]:
@@ -200,8 +215,26 @@ class _Derivative:
 
     def of_basis(self, of_index: Callable[[jax.Array], Any], size: int) -> Any:
         """`of_index` of all indices of a basis, stacked along a leading axis."""
-        chunks = Chunks.balanced(size, self.batch_size or max(size, 1))
+        limit = self.batch_size
+        if isinstance(limit, str):
+            indices = np.arange(size, dtype=np.int32)
+            limit = tune_batch_size(of_index, indices, budget=self.budget).batch_size if size else None
+        chunks = Chunks.balanced(size, limit or max(size, 1))
         return chunked_vmap(lambda index: of_index(index[0]), [jnp.arange(size)], [0], chunks)
+
+
+def _check_batch_size(batch_size: Any, budget: Any) -> int | str | None:
+    if isinstance(batch_size, str):
+        if batch_size != "auto":
+            raise ValueError(f'batch_size must be an integer of at least 1, None or "auto", but is {batch_size!r}.')
+        if budget is not None and not isinstance(budget, MemoryBudget):
+            check_int("budget", budget, 1)
+        return batch_size
+    if budget is not None:
+        raise ValueError(
+            f'budget limits the sizes that batch_size="auto" tries, but batch_size is {batch_size!r}; leave out one.'
+        )
+    return None if batch_size is None else check_int("batch_size", batch_size, 1)
 
 
 def _check_argnum(argnum: Any) -> int:
