@@ -174,7 +174,7 @@ def _over_devices(fn: Callable[[Elements], Any], leaves: Elements, axes: list[in
 
     places = axes if len(padded) == len(axes) else [*axes, 0]
     specs = [PartitionSpec(*[None] * place, options.mesh_axis) for place in places]
-    # A jaxpr does not fit operands that vary over devices where those it was traced for did not, hence no check of that.
+    # A jaxpr does not fit operands that vary over devices where those it was traced for did not: no check of that.
     sharded = jax.shard_map(
         of_device,
         mesh=options.mesh,
