@@ -1,7 +1,8 @@
 """The ways in which one axis can be mapped: a closed union of frozen dataclasses."""
 
 import dataclasses
-from collections.abc import Sequence
+import functools
+from collections.abc import Hashable, Sequence
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
@@ -195,11 +196,15 @@ class DedupGather:
 
     def __eq__(self, other: object) -> bool:
         """Equal if every field is; arrays by their bytes."""
-        return isinstance(other, DedupGather) and fields_key(self) == fields_key(other)
+        return isinstance(other, DedupGather) and self._key == other._key
 
     def __hash__(self) -> int:
         """Consistent with equality; arrays by a digest."""
-        return hash(fields_key(self))
+        return hash(self._key)
+
+    @functools.cached_property  # the arrays may be large, and are never written to
+    def _key(self) -> tuple[Hashable, ...]:
+        return fields_key(self)
 
 
 @dataclasses.dataclass(frozen=True)
