@@ -54,8 +54,9 @@ def execute_plan(
         *args: The arguments.
         axes: For each argument the names of its leading dimensions, or None.
         boundaries: From an axis's name to its boundary; or one boundary, or None, for each axis in plan order.
-        mesh: Devices over which the outermost axis is split. Effects must then be unordered, and occur device by
-        device. key: A PRNG key, from which each element gets its own.
+        mesh: Devices over which the outermost axis is split. Effects must then be unordered: they occur device by
+            device.
+        key: A PRNG key, from which each element gets its own.
 
     Returns:
         The outputs, or with `Scan` axes the pair of outputs and carries by axis name.
