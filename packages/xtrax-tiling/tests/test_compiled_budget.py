@@ -23,6 +23,7 @@ from xtrax.tiling import (
     Vmap,
     device_memory_budget,
     lowered_memory_estimate,
+    tiled_apply,
 )
 from xtrax.tiling.execute import execute_plan
 
@@ -223,6 +224,8 @@ def test_a_function_of_a_batch_is_chunked_as_it_is():
     plan = planned(budget, [AxisSpec("batch", n, 8)])
     assert isinstance(plan.decisions[0].strategy, SafeMap)
     assert rest + 0.8 * 4_000_000 <= plan.memory.estimate <= limit
+    applied = tiled_apply(batched, in_axes=(0, None), batch_size=plan.decisions[0].batch_size, check="off")
+    assert plan.memory.estimate == lowered_memory_estimate(applied, xs, abstract(256))
     # The same function of one element takes about the same.
     run = SafeMapIterator(plan.decisions[0].batch_size)
     element = account(

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -76,27 +77,16 @@ def _within(
 ) -> tuple[BatchPlan, str | None]:
     """The plan, and why it does not fit if it does not.
 
-    The batch sizes of `chosen` are halved, one axis after another in their order, until the plan fits.
+    The axes of `chosen` get the largest chunks that fit, the others, once they are demoted, their batch sizes.
     """
-    estimate = _Estimate(subject)
-    specs = list(specs)
-    while True:
-        try:
-            plan, infeasible = BatchPlanner(budget=MemoryBudget(budget, estimate)).plan(specs), None
-        except BudgetInfeasibleError as error:
-            plan, infeasible = error.plan, str(error).partition(" Lower a default_batch_size")[0]
-        smaller = next((i for i in chosen if specs[i].default_batch_size > specs[i].tile_granularity), None)
-        if infeasible is None or smaller is None:
-            break
-        spec = specs[smaller]
-        half = math.ceil(math.ceil(spec.default_batch_size / 2) / spec.tile_granularity) * spec.tile_granularity
-        specs[smaller] = dataclasses.replace(spec, default_batch_size=half)
-    assert plan.memory is not None
-    if infeasible is not None:
-        lower = any(d.batch_size > 1 for d in plan.decisions)
-        infeasible += f" {'Lower --batch-size, or raise' if lower else 'Raise'} --budget."
-    memory = dataclasses.replace(plan.memory, compiles=estimate.compiles)
-    return dataclasses.replace(plan, memory=memory), infeasible
+    solve = [specs[i].name for i in chosen]
+    try:
+        return BatchPlanner(budget=MemoryBudget(budget, _Estimate(subject), solve)).plan(specs), None
+    except BudgetInfeasibleError as error:
+        # What to do about it is told in the words of the command line.
+        infeasible = re.split(r" (?:Lower a default_batch_size, or raise|Raise) the budget;", str(error))[0]
+        lower = any(d.batch_size > 1 for d in error.plan.decisions)
+        return error.plan, f"{infeasible} {'Lower --batch-size, or raise' if lower else 'Raise'} --budget."
 
 
 class _Estimate:
