@@ -65,6 +65,9 @@ class MemoryBudget:
         axis gets the largest chunk that fits (`solve=True`): two compiles, with 16 and 128 elements at once, give the
         line that memory follows, and one more confirms the size that it leads to. Nothing is run.
 
+        The account is XLA's assignment of buffers. What a library that the program calls allocates by itself is not in
+        it: on CPUs, jax 0.10 runs chains of matrix products in such a library, with memory of their own.
+
         Args:
             fn: a function of one element, estimated as `execute_plan` runs it; with `batched`, of a batch whose
                 elements are independent, estimated as `tiled_apply` runs it, along one axis.

@@ -16,7 +16,8 @@ class PlanMemory:
     Args:
         budget: bytes that the plan may take.
         fixed_bytes: bytes that no chunk moves. Below zero where the chunks of nested axes multiply.
-        slope_by_axis: bytes for each further element at once, for every axis whose chunk can be chosen.
+        slope_by_axis: bytes for each further element at once, for every axis whose chunk can be its default, and, where
+            the budget solves for chunks, for those that were cut.
         estimate: bytes that the plan takes.
         compiles: how many programs were compiled to find out; none with an `estimate` that was given.
     """
