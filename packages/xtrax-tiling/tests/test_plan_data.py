@@ -73,13 +73,24 @@ def test_what_does_not_pay_is_planned_by_its_size():
 
 
 def test_no_more_than_the_default_are_computed_at_once():
-    xs = repeating(4096, 64)
-    assert isinstance(decide(eligible(4096, 64), xs).strategy, DedupGather)
-    decision = decide(eligible(4096, 32), xs)
-    assert decision.strategy == SafeMap(32)
-    assert "the 64 to compute at once are more than default_batch_size 32; a DedupSpec" in decision.reasoning
-    given = BatchPlanner(dedup_specs=[find_duplicates(xs)]).plan([eligible(4096, 32)]).decisions[0]
-    assert isinstance(given.strategy, DedupGather)
+    xs = repeating(4096, 60)
+    assert decide(eligible(4096, 64), xs).strategy == find_duplicates(xs).to_dedup_gather()
+    decision = decide(eligible(4096, 30), xs)
+    assert decision.strategy == find_duplicates(xs).to_dedup_gather(30)
+    assert decision.batch_size == 30
+    chunks = (
+        "; 64 > default_batch_size 30: 3 chunks of 22, balanced because 64 is not a multiple of 30 (remainder 4), "
+        "elements computed twice: 2"
+    )
+    assert decision.reasoning == (
+        "60 of the 4096 elements of its data are distinct: computing 64 saves 4032, more than gathering costs "
+        "(4096 + 64 moves, 4 to an element)" + chunks
+    )
+    given = BatchPlanner(dedup_specs=[find_duplicates(xs)]).plan([eligible(4096, 30)]).decisions[0]
+    assert given.strategy == decision.strategy
+    assert given.reasoning.startswith(
+        "named by a DedupSpec: 60 of 4096 elements are distinct, 64 are computed" + chunks
+    )
 
 
 def elements(decisions):
@@ -93,8 +104,9 @@ def test_a_budget_decides_whether_the_distinct_elements_fit():
     assert plan.memory is not None
     assert plan.memory.estimate == 6_400
     plan = BatchPlanner(budget=MemoryBudget(6_399, elements)).plan([eligible(4096, 32)], data={"batch": xs})
-    assert plan.decisions[0].strategy == SafeMap(32)
-    assert "its 64 elements to compute at once do not fit the budget" in plan.decisions[0].reasoning
+    assert plan.decisions[0].strategy == find_duplicates(xs).to_dedup_gather(32)
+    assert plan.memory is not None
+    assert plan.memory.estimate == 3_200
     with pytest.raises(BudgetInfeasibleError):
         BatchPlanner(budget=MemoryBudget(3_199, elements)).plan([eligible(4096, 32)], data={"batch": xs})
 

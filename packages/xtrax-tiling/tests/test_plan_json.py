@@ -110,9 +110,10 @@ def test_the_text_is_a_versioned_document():
     assert document["decisions"][5]["spec"]["name"] == "größe <b>"
     assert document["decisions"][5]["strategy"] == {"kind": "SafeMap", "batch_size": 30}
     assert document["decisions"][3]["strategy"]["k"] == 3
+    assert document["decisions"][3]["strategy"]["batch_size"] == 2
     assert "unique_indices" not in json.dumps(document)
     assert document["memory"]["estimate"] == 49
-    assert document["memory"]["slope_by_axis"] == {"größe <b>": pytest.approx(0.3, rel=0.1)}
+    assert document["memory"]["slope_by_axis"] == {"copies": 0, "größe <b>": pytest.approx(0.3, rel=0.1)}
 
 
 names = st.text(min_size=1, max_size=6)
@@ -248,6 +249,8 @@ def test_unknown_versions_are_refused(version):
         (("decisions", 4, "strategy", "boundaries", [3, 2]), "strictly ascending"),
         (("decisions", 0, "strategy", "has_carry", 1), "has_carry must be True or False"),
         (("decisions", 3, "strategy", "k_bucket", 2), "k_bucket must be at least 3"),
+        (("decisions", 3, "strategy", "batch_size", 0), "batch_size must be at least 1"),
+        (("decisions", 3, "strategy", "batch_size", True), "batch_size must be an integer"),
         (("decisions", 6, "spec", "name", "time"), "names axis 'time' twice"),
         (("memory", "budget", 0), "budget in the memory of the plan must be at least 1"),
         (("memory", "estimate", "12"), "estimate in the memory of the plan must be an integer"),

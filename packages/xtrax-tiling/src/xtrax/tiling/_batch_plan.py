@@ -102,5 +102,6 @@ def label(strategy: AxisStrategy) -> str:
     if isinstance(strategy, Bucket):
         return f"Bucket({', '.join(map(str, strategy.boundaries))})"
     if isinstance(strategy, DedupGather):
-        return f"DedupGather({strategy.k} of {strategy.index_map.size})"
+        chunks = f", {strategy.at_once} at once" if strategy.at_once < strategy.k_bucket else ""
+        return f"DedupGather({strategy.k} of {strategy.index_map.size}{chunks})"
     return type(strategy).__name__

@@ -1,11 +1,12 @@
-"""Axes whose elements are independent: all at once, or a chunk at a time."""
+"""Axes whose elements are independent: all of them, or the distinct ones, at once or a chunk at a time."""
 
+import dataclasses
 from collections.abc import Sequence
 
 from xtrax.tiling._layout import Chunks
 from xtrax.tiling._plan_memory import byte_text
 from xtrax.tiling._spec import AxisDecision, AxisSpec
-from xtrax.tiling.strategy import SafeMap, Vmap
+from xtrax.tiling.strategy import AxisStrategy, DedupGather, SafeMap, Vmap
 
 
 def by_size(spec: AxisSpec) -> AxisDecision:
@@ -33,14 +34,29 @@ def by_limit(spec: AxisSpec, estimate: int, limit: int) -> AxisDecision:
     return in_chunks(spec, chunk, f"{need}, where about {share} of them fit")
 
 
-def all_at_once(spec: AxisSpec, reasoning: str) -> AxisDecision:
-    """`Vmap`, and why."""
-    return AxisDecision(spec, spec.cardinality, reasoning, Vmap())
+def distinct_by_size(dedup: AxisDecision) -> AxisDecision:
+    """A `DedupGather` of all distinct elements at once, if they are at most `default_batch_size`, else in chunks."""
+    size, limit = computed(dedup.spec, dedup), dedup.spec.default_batch_size
+    return dedup if size <= limit else in_chunks(dedup.spec, limit, f"{size} > default_batch_size {limit}", dedup=dedup)
 
 
-def in_chunks(spec: AxisSpec, limit: int, because: str, numbers: str = "") -> AxisDecision:
-    """`SafeMap`, why, and how the chunks come out."""
-    size = spec.cardinality
+def computed(spec: AxisSpec, dedup: AxisDecision | None) -> int:
+    """How many elements of an axis are computed; `dedup` is its decision for a `DedupGather`, if it is one."""
+    if dedup is None or not isinstance(dedup.strategy, DedupGather):
+        return spec.cardinality
+    return dedup.strategy.k_bucket
+
+
+def all_at_once(spec: AxisSpec, reasoning: str, dedup: AxisDecision | None = None) -> AxisDecision:
+    """`Vmap`, or what `dedup` decided, with all elements at once, and why."""
+    return _decision(spec, None, reasoning, dedup)
+
+
+def in_chunks(
+    spec: AxisSpec, limit: int, because: str, numbers: str = "", dedup: AxisDecision | None = None
+) -> AxisDecision:
+    """`SafeMap`, or what `dedup` decided in chunks, why, and how the chunks come out."""
+    size = computed(spec, dedup)
     chunks = Chunks.balanced(size, limit)
     reasoning = f"{because}: {chunks.count} chunks of {chunks.size}"
     if size % limit:
@@ -48,7 +64,16 @@ def in_chunks(spec: AxisSpec, limit: int, because: str, numbers: str = "") -> Ax
         reasoning += f", {how} because {size} is not a multiple of {limit} (remainder {size % limit})"
     if chunks.overlap:
         reasoning += f", elements computed twice: {chunks.overlap}"
-    return AxisDecision(spec, limit, reasoning + numbers, SafeMap(limit))
+    return _decision(spec, limit, reasoning + numbers, dedup)
+
+
+def _decision(spec: AxisSpec, limit: int | None, reasoning: str, dedup: AxisDecision | None) -> AxisDecision:
+    """Of at most `limit` elements at once, None for all; why they are deduplicated comes first."""
+    strategy: AxisStrategy = Vmap() if limit is None else SafeMap(limit)
+    if dedup is not None and isinstance(dedup.strategy, DedupGather):
+        strategy = dataclasses.replace(dedup.strategy, batch_size=limit)
+        reasoning = f"{dedup.reasoning}; {reasoning}"
+    return AxisDecision(spec, computed(spec, dedup) if limit is None else limit, reasoning, strategy)
 
 
 def remainder_text(decisions: Sequence[AxisDecision]) -> str:

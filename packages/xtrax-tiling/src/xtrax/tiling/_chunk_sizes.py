@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable
 
 from xtrax.tiling._layout import Chunks
-from xtrax.tiling._spec import AxisSpec
 
 _LINEAR_FROM = 16
 _SECOND_POINT = 128
@@ -22,13 +21,14 @@ class ChunkSizes:
     """The sizes that the chunks of an axis can have, and those that were looked at.
 
     Args:
-        spec: the axis; limits are multiples of its `tile_granularity`, below its cardinality.
+        total: how many of its elements are computed.
+        step: its `tile_granularity`; limits are multiples of it, below `total`.
     """
 
-    def __init__(self, spec: AxisSpec) -> None:
+    def __init__(self, total: int, step: int) -> None:
         """Of this axis."""
-        self.total = spec.cardinality
-        self.step = spec.tile_granularity
+        self.total = total
+        self.step = step
         self.seen: list[int] = []
 
     def at_once(self, limit: int | None) -> int:

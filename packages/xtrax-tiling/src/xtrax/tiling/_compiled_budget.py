@@ -1,5 +1,6 @@
 """The memory of a plan by the compiler's account of the program that runs it."""
 
+import dataclasses
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ from xtrax.tiling._layout import Chunks
 from xtrax.tiling._programs import Program, as_abstract, compiled_bytes
 from xtrax.tiling._spec import AxisDecision
 from xtrax.tiling.execute import execute_plan
-from xtrax.tiling.strategy import Bucket, SafeMap, Vmap
+from xtrax.tiling.strategy import Bucket, DedupGather, SafeMap, Vmap
 
 
 class CompiledEstimate:
@@ -80,4 +81,7 @@ def _signature(decision: AxisDecision) -> Hashable:
         return spec.name, spec.cardinality, Chunks.balanced(spec.cardinality, strategy.batch_size).size
     if isinstance(strategy, Vmap):
         return spec.name, spec.cardinality, spec.cardinality
+    if isinstance(strategy, DedupGather):
+        size = Chunks.balanced(strategy.k_bucket, strategy.at_once).size
+        return spec.name, spec.cardinality, dataclasses.replace(strategy, batch_size=size)
     return spec.name, spec.cardinality, strategy

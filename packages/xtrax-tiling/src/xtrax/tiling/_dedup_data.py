@@ -15,7 +15,7 @@ Decisions = tuple[dict[int, AxisDecision], dict[int, str]]
 
 
 def search(
-    specs: Sequence[AxisSpec], claimed: Sequence[AxisDecision | None], data: Mapping[str, Any] | None, limited: bool
+    specs: Sequence[AxisSpec], claimed: Sequence[AxisDecision | None], data: Mapping[str, Any] | None
 ) -> Decisions:
     """Look for duplicates in the data of the axes that may have them.
 
@@ -23,11 +23,10 @@ def search(
         specs: all axes.
         claimed: their decisions by now; None for those that their size or memory decides about.
         data: the data by the name of its axis.
-        limited: whether no more than `default_batch_size` elements may be computed at once.
 
     Returns:
-        The decisions for the axes whose duplicates pay, and what is to be added to the reasoning of others, both by
-        position.
+        The decisions for the axes whose duplicates pay, with all distinct elements at once, and what is to be added to
+        the reasoning of others, both by position.
 
     Raises:
         TypeError: `data` is no mapping, or a leaf is no array that can be searched.
@@ -47,7 +46,7 @@ def search(
             notes[i] = "; dedup_eligible, but its data is empty"
         else:
             first, groups = group_rows(sizes[spec.name], spec.cardinality)
-            why_not = _why_not(spec, first.size, limited)
+            why_not = _why_not(spec, first.size)
             if why_not is None:
                 found[i] = _decision(DedupSpec(spec.name, first, groups, first.size), spec)
             else:
@@ -56,10 +55,11 @@ def search(
 
 
 def without(searched: Decisions) -> Decisions:
-    """The same with no axis deduplicated, for a budget that its distinct elements do not fit at once."""
+    """The same with no axis deduplicated, for a budget that the distinct elements do not fit in any chunks."""
     found, notes = searched
     too_large = {
-        i: f"; dedup_eligible, but its {decision.batch_size} elements to compute at once do not fit the budget"
+        i: f"; dedup_eligible, but no chunks of its {decision.batch_size} elements to compute fit the budget, besides "
+        "what selecting them and handing out their results takes"
         for i, decision in found.items()
     }
     return {}, notes | too_large
@@ -88,20 +88,15 @@ def _check(specs: Sequence[AxisSpec], data: Mapping[str, Any] | None) -> dict[st
     return leaves
 
 
-def _why_not(spec: AxisSpec, k: int, limited: bool) -> str | None:
+def _why_not(spec: AxisSpec, k: int) -> str | None:
     """Why computing `k` distinct elements and handing out the results does not pay; None where it does."""
     n, computed = spec.cardinality, get_k_bucket(k)
-    if not _pays(n, computed):
-        return (
-            f"{_counts(n, k)}: computing {computed} saves {max(n - computed, 0)}, no more than gathering costs "
-            f"({n} + {computed} moves, {_MOVES} to an element)"
-        )
-    if limited and n > spec.default_batch_size and computed > spec.default_batch_size:
-        return (
-            f"{_counts(n, k)}, and the {computed} to compute at once are more than default_batch_size "
-            f"{spec.default_batch_size}; a DedupSpec or a budget allows them"
-        )
-    return None
+    if _pays(n, computed):
+        return None
+    return (
+        f"{_counts(n, k)}: computing {computed} saves {max(n - computed, 0)}, no more than gathering costs "
+        f"({n} + {computed} moves, {_MOVES} to an element)"
+    )
 
 
 def _pays(n: int, computed: int) -> bool:

@@ -34,6 +34,7 @@ from xtrax.tiling._execute_lanes import (
 from xtrax.tiling._hooks import AxisHook
 from xtrax.tiling._layout import Chunks
 from xtrax.tiling.carry import materialize_carry
+from xtrax.tiling.errors import DispatchRejected
 from xtrax.tiling.reducers import Reducer
 from xtrax.tiling.strategy import DedupGather, SafeMap, Scan
 
@@ -251,12 +252,22 @@ def _steps(nest: Nest, k: int, operands: Sequence[Operand], lanes: tuple[Lane, .
 
 
 def _distinct(nest: Nest, k: int, operands: Sequence[Operand], lanes: tuple[Lane, ...]) -> Result:
-    """The distinct elements at once, and their results handed out."""
+    """The distinct elements, at once or a chunk after another, and their results handed out."""
     axis = nest.axes[k]
     strategy = axis.strategy
     chosen = take_distinct(nest, operands, axis)
-    lane = Lane(axis.name, strategy.k_bucket, strategy)
-    result = _run(nest, k + 1, as_lane(chosen, axis.name, lanes), (*lanes, lane))
+    if strategy.at_once < strategy.k_bucket:
+        if nest.emits(k + 1):
+            raise DispatchRejected(
+                f"the DedupGather axis {axis.name!r} computes its {strategy.k_bucket} distinct elements in chunks of "
+                f"{strategy.at_once}, and an axis inside it has effects, which occur for each of its original elements "
+                f"and in their order, not for those of a chunk; plan it with default_batch_size={strategy.k_bucket}, "
+                "which computes all of them at once, or without duplicates, or put the effects at its own edge."
+            )
+        result = _chunks(nest, k, chosen, lanes)
+    else:
+        lane = Lane(axis.name, strategy.k_bucket, strategy)
+        result = _run(nest, k + 1, as_lane(chosen, axis.name, lanes), (*lanes, lane))
     return hand_out(nest, k, result, operands, lanes)
 
 
@@ -264,10 +275,12 @@ def take_distinct(nest: Nest, operands: Sequence[Operand], axis: Axis) -> list[O
     """The operands with only the distinct elements of a DedupGather axis."""
     strategy = axis.strategy
     chosen = list(operands)
+    # The numbers of the elements are no argument, and a dedup_fn does not get them.
+    for i in range(len(operands)) if strategy.dedup_fn is None else nest.positions:
+        op = operands[i]
+        if axis.name in op.dims:
+            chosen[i] = op._replace(value=taken(op.value, strategy.unique_indices, op.dims.index(axis.name)))
     if strategy.dedup_fn is None:
-        for i, op in enumerate(operands):
-            if axis.name in op.dims:
-                chosen[i] = op._replace(value=taken(op.value, strategy.unique_indices, op.dims.index(axis.name)))
         return chosen
     for indices, treedef in nest.groups:
         if not indices or axis.name not in operands[indices[0]].dims:

@@ -23,7 +23,7 @@ from xtrax.tiling._execute_lanes import Operand, axis_size
 from xtrax.tiling._hooks import NO_HOOK
 from xtrax.tiling._spec import AxisDecision
 from xtrax.tiling.errors import DispatchRejected
-from xtrax.tiling.strategy import DedupGather, Scan, Vmap
+from xtrax.tiling.strategy import DedupGather, SafeMap, Scan
 
 
 def check_mesh(mesh: Any, decision: AxisDecision) -> None:
@@ -57,7 +57,7 @@ def run_on_mesh(nest: Nest, operands: Sequence[Operand], mesh: jax.sharding.Mesh
             )
         # Each device computes some of the distinct elements; results are handed out, and effects occur, afterwards.
         inside = take_distinct(nest, operands, axis)
-        distinct = dataclasses.replace(axis, strategy=Vmap(), hook=NO_HOOK)
+        distinct = dataclasses.replace(axis, strategy=SafeMap(axis.strategy.at_once), hook=NO_HOOK)
         local = dataclasses.replace(nest, axes=(distinct, *nest.axes[1:]))
     size = axis_size(inside, axis.name)
     inside = [_padded(op, axis.name, -size % mesh.size, number=i in nest.positions[:1]) for i, op in enumerate(inside)]

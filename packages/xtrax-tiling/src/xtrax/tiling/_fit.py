@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 
-from xtrax.tiling._by_size import all_at_once, in_chunks
+from xtrax.tiling._by_size import all_at_once, computed, in_chunks
 from xtrax.tiling._chunk_sizes import ChunkSizes, largest_fitting
 from xtrax.tiling._memory import MemoryBudget
 from xtrax.tiling._plan_memory import PlanMemory, byte_text, check_estimate
 from xtrax.tiling._spec import AxisDecision
+from xtrax.tiling.strategy import DedupGather
 
 Limits = dict[int, int]  # from the position of an axis to how many of its elements are computed at once, at most
 
@@ -14,11 +15,12 @@ Limits = dict[int, int]  # from the position of an axis to how many of its eleme
 def fit(
     budget: MemoryBudget, decisions: tuple[AxisDecision, ...], movable: Sequence[int]
 ) -> tuple[tuple[AxisDecision, ...], PlanMemory]:
-    """Demote axes from `Vmap` to `SafeMap`, in order, until the estimate of the whole plan is within the budget.
+    """Cut axes that start all at once into chunks, in order, until the estimate of the whole plan is within the budget.
 
     Args:
         budget: the budget and its estimate.
-        decisions: of all axes; those of `movable` are replaced.
+        decisions: of all axes; those of `movable` are replaced: a `DedupGather` stays one, others become `Vmap` or
+            `SafeMap`.
         movable: positions of the axes that start all at once.
 
     Returns:
@@ -45,7 +47,11 @@ class _Plan:
         self.budget = budget
         self.decisions = decisions
         self.movable = movable
-        self.sizes = {i: ChunkSizes(decisions[i].spec) for i in movable}
+        self.dedups = {i: decisions[i] for i in movable if isinstance(decisions[i].strategy, DedupGather)}
+        specs = {i: decisions[i].spec for i in movable}
+        self.sizes = {
+            i: ChunkSizes(computed(spec, self.dedups.get(i)), spec.tile_granularity) for i, spec in specs.items()
+        }
         self.solved = {i for i in movable if budget.solves(decisions[i].spec.name)}
         self.limits: Limits = {}
         self.steps: dict[int, tuple[int, int]] = {}
@@ -60,10 +66,11 @@ class _Plan:
             tried = list(self.decisions)
             for i in self.movable:
                 spec = self.decisions[i].spec
+                dedup = self.dedups.get(i)
                 if i in limits:
-                    tried[i] = in_chunks(spec, limits[i], self._because(i))
+                    tried[i] = in_chunks(spec, limits[i], self._because(i), dedup=dedup)
                 else:
-                    tried[i] = all_at_once(spec, f"all {spec.cardinality} at once")
+                    tried[i] = all_at_once(spec, f"all {self.sizes[i].total} at once", dedup)
             self.known[key] = check_estimate("the budget's estimate", self.budget.estimate(tuple(tried)))
         return self.known[key]
 
@@ -86,7 +93,7 @@ class _Plan:
                 self.in_vain.add(i)
                 return
         else:
-            limit = spec.default_batch_size if spec.cardinality > spec.default_batch_size else None
+            limit = spec.default_batch_size if self.sizes[i].total > spec.default_batch_size else None
         if limit is not None:
             self.limits[i] = limit
             self.steps[i] = before, self.cost()
@@ -99,11 +106,11 @@ class _Plan:
             if i in self.solved:
                 if i in self.limits:
                     slopes[spec.name] = self._slope(i)
-            elif spec.cardinality > spec.default_batch_size:
+            elif self.sizes[i].total > spec.default_batch_size:
                 chunked = {**self.limits, i: spec.default_batch_size}
                 whole = {j: limit for j, limit in self.limits.items() if j != i}
                 rise = self.cost(whole) - self.cost(chunked)
-                slopes[spec.name] = rise / (spec.cardinality - spec.default_batch_size)
+                slopes[spec.name] = rise / (self.sizes[i].total - spec.default_batch_size)
         return slopes
 
     def _slope(self, i: int) -> float:
@@ -114,7 +121,7 @@ class _Plan:
         nearest = min(known or others, key=lambda size: abs(size - here), default=None)
         if nearest is None:
             whole = {j: limit for j, limit in self.limits.items() if j != i}
-            return (self.cost(whole) - self.cost()) / (self.decisions[i].spec.cardinality - here)
+            return (self.cost(whole) - self.cost()) / (sizes.total - here)
         return (self.cost({**self.limits, i: nearest}) - self.cost()) / (nearest - here)
 
     def decided(self) -> tuple[AxisDecision, ...]:
@@ -123,7 +130,7 @@ class _Plan:
         for i in self.movable:
             spec = self.decisions[i].spec
             if i not in self.steps:
-                final[i] = all_at_once(spec, self._kept(i))
+                final[i] = all_at_once(spec, self._kept(i), self.dedups.get(i))
                 continue
             before, after = self.steps[i]
             numbers = f"; the plan needs {byte_text(after)}"
@@ -132,21 +139,21 @@ class _Plan:
             if after > self.budget.bytes and i in self.solved:
                 limit = byte_text(self.budget.bytes)
                 because = f"no chunk of this axis alone fits the budget of {limit}, and this takes least"
-            final[i] = in_chunks(spec, self.limits[i], because, numbers)
+            final[i] = in_chunks(spec, self.limits[i], because, numbers, self.dedups.get(i))
         return tuple(final)
 
     def _kept(self, i: int) -> str:
         """Why an axis stays all at once."""
-        spec, total = self.decisions[i].spec, self.cost()
-        text = f"all {spec.cardinality} at once: the plan needs {byte_text(total)}"
+        spec, size, total = self.decisions[i].spec, self.sizes[i].total, self.cost()
+        text = f"all {size} at once: the plan needs {byte_text(total)}"
+        what = f"{size} distinct elements" if i in self.dedups else f"cardinality {size}"
         if total <= self.budget.bytes:
             return f"{text}, within the budget of {byte_text(self.budget.bytes)}"
         text += f", over the budget of {byte_text(self.budget.bytes)}"
         if i in self.in_vain:
             text += ", and chunks of this axis need no less"
         elif i in self.solved:
-            text += f", but cardinality {spec.cardinality} and tile_granularity {spec.tile_granularity} leave no choice"
-        elif spec.cardinality <= spec.default_batch_size:
-            limit = spec.default_batch_size
-            text += f", but cardinality {spec.cardinality} <= default_batch_size {limit} leaves no choice"
+            text += f", but {what} and tile_granularity {spec.tile_granularity} leave no choice"
+        elif size <= spec.default_batch_size:
+            text += f", but {what} <= default_batch_size {spec.default_batch_size} leaves no choice"
         return text

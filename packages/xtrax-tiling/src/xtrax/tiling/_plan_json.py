@@ -131,6 +131,7 @@ def _strategy_out(strategy: AxisStrategy) -> dict[str, Any]:
                 "sha256": _digest(strategy),
                 "has_dedup_fn": strategy.dedup_fn is not None,
                 "has_gather_fn": strategy.gather_fn is not None,
+                "batch_size": strategy.batch_size,
             }
     return {}
 
@@ -192,8 +193,8 @@ def _strategy_in(where: str, entry: Any, spec: AxisSpec, specs: _Specs) -> AxisS
 
 
 def _dedup_in(where: str, rest: Any, spec: AxisSpec, specs: _Specs) -> DedupGather:
-    names = ("k", "k_bucket", "n", "sha256", "has_dedup_fn", "has_gather_fn")
-    k, k_bucket, n, digest, has_dedup_fn, has_gather_fn = _fields(where, rest, names)
+    names = ("k", "k_bucket", "n", "sha256", "has_dedup_fn", "has_gather_fn", "batch_size")
+    k, k_bucket, n, digest, has_dedup_fn, has_gather_fn, batch_size = _fields(where, rest, names)
     given = specs.dedup(spec.name)
     found = (given.k, given.index_map.size, given.dedup_fn is not None, given.gather_fn is not None)
     if found != (k, n, has_dedup_fn, has_gather_fn):
@@ -205,7 +206,7 @@ def _dedup_in(where: str, rest: Any, spec: AxisSpec, specs: _Specs) -> DedupGath
         )
     k_bucket = check_int(f"{where}.k_bucket", k_bucket, given.k)
     unique = np.pad(given.unique_indices, (0, k_bucket - given.k), mode="edge")
-    strategy = DedupGather(unique, given.index_map, given.k, k_bucket, given.dedup_fn, given.gather_fn)
+    strategy = DedupGather(unique, given.index_map, given.k, k_bucket, given.dedup_fn, given.gather_fn, batch_size)
     if _digest(strategy) != digest:
         raise ValueError(
             f"the DedupSpec of axis {spec.name!r} has other indices than the plan was made with (their digests "

@@ -73,8 +73,8 @@ class AxisDecision:
 
     Args:
         spec: the axis.
-        batch_size: how many elements are computed at once, at most: all for `Vmap`, `k_bucket` for `DedupGather`,
-            1 for `Scan` and `WhileCarry`.
+        batch_size: how many elements are computed at once, at most: all for `Vmap`, all distinct ones, `k_bucket`,
+            or its `batch_size` for `DedupGather`, 1 for `Scan` and `WhileCarry`.
         reasoning: the rule that decided, with its numbers.
         strategy: what it decided on.
 

@@ -98,11 +98,19 @@ class DedupSpec:
         """The fraction of the elements that are copies of an earlier one, in [0, 1)."""
         return 1 - self.k / self.index_map.size
 
-    def to_dedup_gather(self) -> DedupGather:
-        """The strategy, with `unique_indices` padded to `get_k_bucket(k)` by repeating the last."""
+    def to_dedup_gather(self, batch_size: int | None = None) -> DedupGather:
+        """The strategy, with `unique_indices` padded to `get_k_bucket(k)` by repeating the last.
+
+        Args:
+            batch_size: distinct elements computed at once, at least 1; None for all.
+
+        Raises:
+            TypeError: `batch_size` is neither an integer nor None (a bool is none).
+            ValueError: `batch_size` is below 1.
+        """
         k_bucket = get_k_bucket(self.k)
         padded = np.pad(self.unique_indices, (0, k_bucket - self.k), mode="edge")
-        return DedupGather(padded, self.index_map, self.k, k_bucket, self.dedup_fn, self.gather_fn)
+        return DedupGather(padded, self.index_map, self.k, k_bucket, self.dedup_fn, self.gather_fn, batch_size)
 
 
 def find_duplicates(xs: Any, axis_name: str = "batch") -> DedupSpec:

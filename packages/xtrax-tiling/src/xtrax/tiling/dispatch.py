@@ -167,7 +167,7 @@ def _run_dedup(strategy: DedupGather, fn: Callable[[Any], Any], xs: Any) -> Any:
                 f"dedup_fn returned {_shape_text(path, leaf)}, but must return k_bucket = {strategy.k_bucket} elements "
                 "along the leading axis, one for each of the unique_indices that it is given."
             )
-    return (strategy.gather_fn or _take)(jax.vmap(fn)(distinct), strategy.index_map)
+    return (strategy.gather_fn or _take)(SafeMapIterator(strategy.at_once)(fn, distinct), strategy.index_map)
 
 
 def _shape_text(path: Any, leaf: Any) -> str:

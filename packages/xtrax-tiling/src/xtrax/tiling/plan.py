@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from xtrax.tiling._batch_plan import BatchPlan, label
-from xtrax.tiling._by_size import by_limit, by_size, remainder_text
+from xtrax.tiling._by_size import by_limit, by_size, distinct_by_size, remainder_text
 from xtrax.tiling._check import check_callable, check_names
 from xtrax.tiling._claims import by_axis, refuse_duplicates
 from xtrax.tiling._dedup_data import search, without
@@ -19,7 +19,7 @@ from xtrax.tiling.dedup import DedupSpec
 from xtrax.tiling.errors import AmbiguousAxisError, BudgetInfeasibleError, RemainderWarning
 from xtrax.tiling.estimators import device_memory_budget
 from xtrax.tiling.roles import AxisRole
-from xtrax.tiling.strategy import AxisStrategy, Bucket, SafeMap, Scan, WhileCarry
+from xtrax.tiling.strategy import AxisStrategy, Bucket, DedupGather, SafeMap, Scan, Vmap, WhileCarry
 
 __all__ = ["AxisDecision", "AxisSpec", "BatchPlan", "BatchPlanner", "MemoryBudget", "PlanMemory"]
 
@@ -28,7 +28,8 @@ class BatchPlanner:
     """Decides how axes are mapped. For each axis the first rule that applies wins:
 
     1. it is named by a `CarrySpec`: `Scan`, or `WhileCarry` where the spec has a `cond`;
-    2. it is named by a `DedupSpec`: `DedupGather`; it has `bucket_boundaries`: `Bucket`;
+    2. it is named by a `DedupSpec`: `DedupGather`, with at most `default_batch_size` distinct elements at once; it has
+       `bucket_boundaries`: `Bucket`;
     3. `cardinality <= default_batch_size`: `Vmap`;
     4. otherwise `SafeMap(default_batch_size)`, whatever the cardinality.
 
@@ -44,7 +45,8 @@ class BatchPlanner:
         heterogeneous_axes: names of axes whose elements differ in length, in addition to those whose spec says so.
         budget: what the whole plan may take. Every axis of rules 3 and 4 begins as `Vmap`, and they become
             `SafeMap(default_batch_size)`, one after another in the order given, until the plan fits. An axis that is
-            no larger than its default stays. The estimate is called once at first, once after each such step, and
+            no larger than its default stays. A `DedupGather` begins with all distinct elements at once, and is cut
+            into chunks of them in the same way. The estimate is called once at first, once after each such step, and
             then for each axis at its other size, for `PlanMemory.slope_by_axis`. Axes that the budget solves, as
             those of `MemoryBudget.for_function`, get the largest chunk that fits: a multiple of their
             `tile_granularity`, found with three estimates where memory is affine in the chunk size.
@@ -102,8 +104,8 @@ class BatchPlanner:
                 and it becomes `DedupGather` if that pays: four times the `n - k_bucket` elements that are not
                 computed must exceed the `n + k_bucket` that are moved to select the distinct ones and to hand out
                 their results. (A function dearer than that repays it earlier: pass a `DedupSpec`.) The distinct ones
-                are computed at once, so there may be no more than `default_batch_size`, or than fit the budget. The
-                reasoning has the numbers either way.
+                are computed at most `default_batch_size` at once, or in the chunks that fit the budget. The reasoning
+                has the numbers either way.
 
         Returns:
             A plan with one decision for each, in the same order.
@@ -136,21 +138,25 @@ class BatchPlanner:
             for name in sorted(set(claimed) - set(names)):
                 raise ValueError(f"{source} names axis {name!r}, which is not planned; the planned axes are {names}.")
         claimed = [self._claimed(spec) for spec in specs]
-        searched = search(specs, claimed, data, limited=self._budget is None)
-        decisions, movable = _open(specs, claimed, searched[0])
+        searched = search(specs, claimed, data)
+        decisions = _open(specs, claimed, searched[0])
         memory = None
         if self._budget is not None:
-            decisions, memory = fit(self._budget, decisions, movable)
+            decisions, memory = fit(self._budget, decisions, _movable(decisions))
             if not memory.fits and searched[0]:
                 searched = without(searched)
-                decisions, memory = fit(self._budget, *_open(specs, claimed, searched[0]))
+                decisions = _open(specs, claimed, searched[0])
+                decisions, memory = fit(self._budget, decisions, _movable(decisions))
             if not memory.fits:
                 raise _infeasible(BatchPlan(decisions, memory), memory, self._budget)
-        elif self._memory_estimator is not None and movable:
-            moved, failures = _by_estimator(self._memory_estimator, [specs[i] for i in movable])
-            decisions = tuple(moved.get(decision.spec.name, decision) for decision in decisions)
-            if failures:
-                warnings.warn("; ".join(failures), RuntimeWarning, stacklevel=2)
+        else:
+            by_rule = [d.spec for d in decisions if isinstance(d.strategy, (Vmap, SafeMap))]
+            if self._memory_estimator is not None and by_rule:
+                moved, failures = _by_estimator(self._memory_estimator, by_rule)
+                decisions = tuple(moved.get(decision.spec.name, decision) for decision in decisions)
+                if failures:
+                    warnings.warn("; ".join(failures), RuntimeWarning, stacklevel=2)
+            decisions = tuple(distinct_by_size(d) if isinstance(d.strategy, DedupGather) else d for d in decisions)
         decisions = tuple(
             dataclasses.replace(decision, reasoning=decision.reasoning + searched[1].get(i, ""))
             for i, decision in enumerate(decisions)
@@ -193,11 +199,15 @@ class BatchPlanner:
 
 def _open(
     specs: Sequence[AxisSpec], claimed: Sequence[AxisDecision | None], found: Mapping[int, AxisDecision]
-) -> tuple[tuple[AxisDecision, ...], list[int]]:
-    """The decisions, those that nothing claims by size, and the positions of these."""
+) -> tuple[AxisDecision, ...]:
+    """The decisions, those that nothing claims by size."""
     decided = [decision or found.get(i) for i, decision in enumerate(claimed)]
-    decisions = tuple(decision or by_size(spec) for spec, decision in zip(specs, decided, strict=True))
-    return decisions, [i for i, decision in enumerate(decided) if decision is None]
+    return tuple(decision or by_size(spec) for spec, decision in zip(specs, decided, strict=True))
+
+
+def _movable(decisions: Sequence[AxisDecision]) -> list[int]:
+    """The positions of the axes that a budget may cut into chunks."""
+    return [i for i, d in enumerate(decisions) if isinstance(d.strategy, (Vmap, SafeMap, DedupGather))]
 
 
 def _carried(spec: AxisSpec, carry: CarrySpec, heterogeneous: bool, unused: list[str]) -> AxisDecision:

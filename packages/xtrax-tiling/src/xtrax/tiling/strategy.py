@@ -165,10 +165,12 @@ class DedupGather:
         k_bucket: how many are computed, at least `k`, so that few sizes are compiled.
         dedup_fn: selects the distinct elements; None takes them along the leading axis.
         gather_fn: hands out the results; None takes them along the leading axis.
+        batch_size: distinct elements computed at once, at least 1, in chunks as those of `SafeMap`; None for all.
 
     Raises:
         TypeError: an array that is not integer, a count that is not an integer, a function that is not callable.
-        ValueError: sizes that disagree, indices out of range, or a representative that `index_map` gives to another.
+        ValueError: sizes that disagree, indices out of range, a representative that `index_map` gives to another, or a
+            `batch_size` below 1.
     """
 
     unique_indices: npt.NDArray[np.integer]
@@ -177,6 +179,7 @@ class DedupGather:
     k_bucket: int
     dedup_fn: DedupFn | None = None
     gather_fn: GatherFn | None = None
+    batch_size: int | None = None
 
     def __post_init__(self) -> None:
         """Store read-only int32 copies, and check that they fit together."""
@@ -193,6 +196,13 @@ class DedupGather:
             check_callable("dedup_fn", self.dedup_fn, "(xs, unique_indices) -> xs")
         if self.gather_fn is not None:
             check_callable("gather_fn", self.gather_fn, "(ys, index_map) -> ys")
+        if self.batch_size is not None:
+            object.__setattr__(self, "batch_size", check_int("batch_size", self.batch_size, 1))
+
+    @property
+    def at_once(self) -> int:
+        """How many distinct elements are computed at once, at most."""
+        return self.k_bucket if self.batch_size is None else min(self.batch_size, self.k_bucket)
 
     def __eq__(self, other: object) -> bool:
         """Equal if every field is; arrays by their bytes."""
