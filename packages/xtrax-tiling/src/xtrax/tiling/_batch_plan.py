@@ -56,7 +56,7 @@ class BatchPlan:
 
         Functions, carries and the arrays of `DedupGather` are not in it: `from_json` finds them by the axis's name.
 
-        >>> from xtrax.tiling import AxisSpec, BatchPlanner
+        >>> from xtrax.tiling import AxisSpec, BatchPlan, BatchPlanner
         >>> plan = BatchPlanner().plan([AxisSpec("batch", cardinality=128, default_batch_size=32)])
         >>> BatchPlan.from_json(plan.to_json()) == plan
         True

@@ -88,7 +88,7 @@ class MemoryBudget:
             RuntimeError: the memory of the device is not known.
 
         >>> import jax
-        >>> from xtrax.tiling import AxisSpec, BatchPlanner
+        >>> from xtrax.tiling import AxisSpec, BatchPlanner, MemoryBudget
         >>> xs = jax.ShapeDtypeStruct((100_000, 32), "float32")
         >>> pairs = lambda x: (x[:, None] * x[None, :]).sum(0).cumsum()
         >>> budget = MemoryBudget.for_function(pairs, xs, bytes=30_000_000)
