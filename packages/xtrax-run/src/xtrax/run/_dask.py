@@ -140,7 +140,7 @@ def compute_tile(path: str, digest: str, tile: int, read: ReadTile | None) -> tu
     rows = job.tiles.size(tile)
     program = workshop.program(rows)
     start = time.perf_counter()
-    leaves, first = [jax.device_put(leaf) for leaf in read.leaves], job.tiles.span(tile)[0]
+    leaves, first = [jax.device_put(leaf) for leaf in read.leaves or ()], job.tiles.span(tile)[0]
     expected = expected_rows(job.work.decisions, job.boundaries, rows)
     result = run_watched(lambda: program(leaves, first, None, read.index_map), list(expected), expected)
     computing = time.perf_counter() - start

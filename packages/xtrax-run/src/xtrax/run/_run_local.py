@@ -1,5 +1,6 @@
 """The tiles of a run, computed in this process."""
 
+import dataclasses
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -73,19 +74,24 @@ class _Loop:
                 read = reader.next()
                 if read is None:
                     break
-                ahead = read, self._put(read)
-            current, ahead = ahead, None
+                ahead = self._put(read)
+                del read
+            (current, leaves), ahead = ahead, None
             waited = time.perf_counter()
             self.waiting += waited - start
-            result, ahead = self._compute(*current, reader)
-            self.computing += time.perf_counter() - waited
-            self._hand_over(current[0], result, time.perf_counter() - waited)
+            result, ahead = self._compute(current, leaves, reader)
+            seconds = time.perf_counter() - waited
+            self.computing += seconds
+            self._hand_over(current, result, seconds)
+            # A name is a reference: while the next tile is waited for, nothing of this one should be held here.
+            del leaves, result
 
-    def _put(self, read: ReadTile) -> Any:
-        """Start moving a tile's inputs to the device; over a mesh, the program splits them itself."""
-        if self._session.work.mesh is not None:
-            return read.leaves
-        return [leaf if isinstance(leaf, jax.Array) else jax.device_put(leaf) for leaf in read.leaves]
+    def _put(self, read: ReadTile) -> tuple[ReadTile, Any]:
+        """Start moving a tile's inputs to the device, and let go of them here."""
+        leaves = read.leaves
+        if self._session.work.mesh is None:  # over a mesh, the program splits them itself
+            leaves = [leaf if isinstance(leaf, jax.Array) else jax.device_put(leaf) for leaf in leaves or ()]
+        return dataclasses.replace(read, leaves=None), leaves
 
     def _compute(self, read: ReadTile, leaves: Any, reader: TileReader) -> Any:
         session = self._session
@@ -101,7 +107,7 @@ class _Loop:
             result = program(leaves, start, carry, read.index_map)
             following = reader.next(wait=False)
             if following is not None:
-                ahead = following, self._put(following)
+                ahead = self._put(following)
             jax.block_until_ready(result)
         if session.work.scans:
             self._carry = read.tile + 1, result.state["carry"]

@@ -14,7 +14,7 @@ from xtrax.tiling.carry import materialize_carry
 from xtrax.tiling.execute import _run_on_device
 from xtrax.tiling.plan import AxisDecision
 from xtrax.tiling.reducers import Reducer
-from xtrax.tiling.strategy import DedupGather, Scan, Vmap
+from xtrax.tiling.strategy import DedupGather, SafeMap, Scan, Vmap
 
 
 class TileResult(NamedTuple):
@@ -94,7 +94,8 @@ class Work:
         name, strategy = outer.spec.name, outer.strategy
         if isinstance(strategy, DedupGather):
             hooks.pop(name, None)
-            values, carries = self._nest(inputs, self.names, Vmap(), self.k_bucket or rows, hooks, start)
+            distinct = Vmap() if strategy.batch_size is None else SafeMap(strategy.batch_size)
+            values, carries = self._nest(inputs, self.names, distinct, self.k_bucket or rows, hooks, start)
             gather = strategy.gather_fn or (lambda ys, index: jax.tree.map(lambda y: jnp.asarray(y)[index], ys))
             values, carries = gather(values, index_map), gather(carries, index_map)
             if self.hook != NO_HOOK:

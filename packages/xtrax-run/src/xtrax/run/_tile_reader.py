@@ -42,7 +42,7 @@ class ReadTile:
 
     Attributes:
         tile: Its number.
-        leaves: What is computed from, one for each source.
+        leaves: What is computed from, one for each source; None once it is on the device.
         digest: Of its rows of the inputs.
         index_map: For an outermost DedupGather, which of the leaves' rows each row equals.
         seconds: What reading took.
@@ -50,7 +50,7 @@ class ReadTile:
     """
 
     tile: int
-    leaves: list[Any]
+    leaves: list[Any] | None
     digest: str
     index_map: np.ndarray | None
     seconds: float
@@ -117,6 +117,7 @@ class TileReader:
                 self.seconds += read.seconds
                 self.bytes += read.bytes
                 self._queue.put(read)
+                del read  # whoever takes it alone keeps it
             self._queue.put(None)
         except BaseException as error:  # noqa: BLE001 - raised again by whoever waits for the tile
             self._queue.put(error)

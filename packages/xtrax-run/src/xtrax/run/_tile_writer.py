@@ -66,6 +66,7 @@ class TileWriter:
             last = items[-1] is None
             if self._failure is None:
                 self._commit([item for item in items if item is not None])
+            del items  # not held while the next ones are waited for
 
     def _commit(self, items: Sequence[Any]) -> None:
         if not items:
