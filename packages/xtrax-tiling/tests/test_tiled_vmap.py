@@ -113,8 +113,8 @@ ON_DEVICES = [
     ("jvp", "chunks"),
     ("grad of checkpoint", "remat"),
 ]
-CASES = [(name, options, False) for name in TRANSFORMS for options in ("chunks", "remat")]
-CASES += [("grad", options, False) for options in ("backward", "backward of one chunk")]
+CASES = [(name, "chunks", False) for name in TRANSFORMS]
+CASES += [("grad", options, False) for options in ("remat", "backward", "backward of one chunk")]
 CASES += [(name, options, True) for name, options in ON_DEVICES]
 
 

@@ -4,6 +4,7 @@
 """
 
 import argparse
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -47,11 +48,12 @@ def _measure_netket() -> None:
 def _in_own_environment() -> int:
     with tempfile.TemporaryDirectory() as folder:
         python = str(Path(folder) / "bin" / "python")
-        uv = [sys.executable, "-m", "uv"]
+        uv = [shutil.which("uv") or sys.exit("uv is not on the path; python3 -m pip install uv")]
         subprocess.run([*uv, "venv", "--quiet", "--clear", folder], check=True)
         packages = [str(_TOP / "packages" / name) for name in ("xtrax-jit", "xtrax-tiling")]
         subprocess.run([*uv, "pip", "install", "--quiet", "--python", python, "netket", *packages], check=True)
-        return subprocess.run([python, __file__, "--netket-here"], check=False).returncode
+        # -P, since the rows beside this file would be found before the packages that they are named like.
+        return subprocess.run([python, "-P", __file__, "--netket-here"], check=False).returncode
 
 
 if __name__ == "__main__":
