@@ -154,15 +154,25 @@ def test_an_outermost_scan_hands_its_carry_from_tile_to_tile(collect, sink, tmp_
         assert outputs is None
 
 
-def test_an_outermost_dedup_computes_distinct_rows_and_fires_for_all():
+@pytest.mark.parametrize("batch", [1, 2, 3, 100])
+def test_an_outermost_dedup_computes_distinct_rows_and_fires_for_all(batch):
     x = data(5)[[0, 1, 0, 2, 2, 2, 3, 4, 4, 0, 1]]
-    seen, plan = [], BatchPlanner(dedup_specs=[find_duplicates(x, "row")]).plan([spec()])
+    seen, plan = [], BatchPlanner(dedup_specs=[find_duplicates(x, "row")]).plan([spec(batch=batch)])
+    at_once: list[int] = []
+    total = jax.custom_batching.custom_vmap(lambda x: jnp.sum(x))
+
+    @total.def_vmap
+    def _(axis_size, in_batched, x):
+        at_once.append(axis_size)
+        return jnp.sum(x, axis=1), in_batched[0]
+
     tap = HostTap(lambda values, index: seen.append((values, index)), ordered=True)
-    report = run(lambda x: x.sum(), x, plan=plan, tile_size=4, boundaries={"row": AxisBoundary(tap=tap)})
+    report = run(total, x, plan=plan, tile_size=4, boundaries={"row": AxisBoundary(tap=tap)})
     np.testing.assert_allclose(report.outputs, x.sum(axis=1), rtol=1e-6)
     np.testing.assert_array_equal(np.concatenate([index[:, 0] for _, index in seen]), np.arange(N))
     np.testing.assert_array_equal(np.concatenate([values for values, _ in seen]), report.outputs)
     assert report.compiles == 2
+    assert max(at_once) == {1: 1, 2: 2, 3: 2, 100: 4}[batch]  # of the 4 that each tile computes
 
 
 def test_an_outermost_reducer_merges_tiles_in_order(tmp_path):

@@ -81,8 +81,14 @@ def _lazy(array: zarr.Array) -> Any:
         dtype = array.dtype
 
         def __getitem__(self, key: Any) -> Any:
-            read = lambda index: array.get_orthogonal_selection(index) if index else array[()]  # noqa: E731
             return indexing.explicit_indexing_adapter(key, self.shape, indexing.IndexingSupport.OUTER, read)
+
+    def read(index: tuple[Any, ...]) -> Any:
+        # Numbers as slices of one, since zarr 3.1 confuses the dimensions of arrays and numbers in one index.
+        numbers = [isinstance(part, int | np.integer) for part in index]
+        kept = tuple(slice(part, part + 1) if one else part for part, one in zip(index, numbers, strict=True))
+        values = array.get_orthogonal_selection(kept) if kept else array[()]
+        return np.asarray(values)[tuple(0 if one else slice(None) for one in numbers)]
 
     return Lazy()
 
