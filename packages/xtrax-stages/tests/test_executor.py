@@ -57,7 +57,7 @@ def expected(n):
     return [(i - 2) ** 2 + 1 for i in range(n)]
 
 
-def dedup(labels):
+def dedup(labels, batch_size=None):
     """The strategy for an axis whose element i is a copy of the first one with the same label."""
     distinct = sorted(set(labels), key=labels.index)
     spec = DedupSpec(
@@ -66,7 +66,7 @@ def dedup(labels):
         index_map=np.array([distinct.index(label) for label in labels]),
         k=len(distinct),
     )
-    return spec.to_dedup_gather()
+    return spec.to_dedup_gather(batch_size)
 
 
 @settings(max_examples=20, deadline=None)
@@ -156,11 +156,16 @@ def test_effects_of_a_chunk_follow_its_compute_and_precede_the_next_chunk():
 
 
 @settings(max_examples=12, deadline=None)
-@given(labels=st.lists(st.integers(0, 3), min_size=1, max_size=7), sunk=st.booleans(), ordered=st.booleans())
-def test_effects_of_a_deduplicated_axis_fire_for_every_original_position_in_order(labels, sunk, ordered):
+@given(
+    labels=st.lists(st.integers(0, 3), min_size=1, max_size=7),
+    batch_size=st.sampled_from([None, 1, 3]),
+    sunk=st.booleans(),
+    ordered=st.booleans(),
+)
+def test_effects_of_a_deduplicated_axis_fire_for_every_original_position_in_order(labels, batch_size, sunk, ordered):
     recorder = Recorder(ordered=ordered, returns=not sunk)
     boundary = AxisBoundary(sink=recorder) if sunk else AxisBoundary(tap=recorder)
-    ys = execute_map_axis(square, jnp.asarray(labels), dedup(labels), boundary)
+    ys = execute_map_axis(square, jnp.asarray(labels), dedup(labels, batch_size), boundary)
     wanted = [label**2 + 1 for label in labels]
     assert recorder.seen == wanted if ordered else sorted(recorder.seen) == sorted(wanted)
     assert ys is None if sunk else ys.tolist() == wanted

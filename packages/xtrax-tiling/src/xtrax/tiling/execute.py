@@ -40,7 +40,7 @@ def execute_plan(
 
     - `Vmap` all elements at once, `SafeMap` in chunks of at most its `batch_size` (balanced, the last one overlapping
       where they do not come out even, so `fn` should be pure; where it has side effects each element is computed once);
-    - `DedupGather` only the distinct elements, whose results are handed out;
+    - `DedupGather` only the distinct elements, at once or in chunks of its `batch_size`, whose results are handed out;
     - `Scan` one element after another: a step computes what is inside the axis, `y`, and then
       `carry, out = transition(carry, y)`, for each element of the axes outside from its own first carry. The axis
       yields the stack of `out`, or None with `collect_outputs=False`;
@@ -75,7 +75,8 @@ def execute_plan(
         ValueError: axes that are unknown, repeated or missing, an argument whose size is not the planned one, a plan
             without axes, or a `key` together with a `DedupGather` or with `fn=None`.
         DispatchRejected: a `WhileCarry`, a `Bucket` that is not outermost, a `Scan` on a heterogeneous axis or as the
-            axis that is split over a mesh, or an `fn` with side effects on a `DedupGather` axis.
+            axis that is split over a mesh, an `fn` with side effects on a `DedupGather` axis, or effects at an axis
+            inside one whose distinct elements are computed in chunks.
         CarryMismatchError: a transition changes its carry's structure, shapes or dtypes.
 
     >>> import jax.numpy as jnp
