@@ -49,8 +49,8 @@ def test_a_plan_with_every_strategy():
         "vectorized",
     ]
     assert [axis.cardinality for axis in stats.axes] == [7, 5, 100, 20, 50, 8]
-    assert [axis.batch_size for axis in stats.axes] == [4, 4, 32, 1, 1, 8]
-    assert [axis.steps for axis in stats.axes] == [None, 1, 4, 20, None, 1]
+    assert [axis.batch_size for axis in stats.axes] == [4, 2, 32, 1, 1, 8]
+    assert [axis.steps for axis in stats.axes] == [None, 2, 4, 20, None, 1]
     assert [axis.computed for axis in stats.axes] == [None, 4, 100, 20, None, 8]
     assert [axis.reasoning for axis in stats.axes] == [decision.reasoning for decision in plan.decisions]
     assert stats.strategy_counts == dict.fromkeys(["Bucket", "DedupGather", "SafeMap", "Scan", "WhileCarry", "Vmap"], 1)
@@ -61,7 +61,7 @@ def test_a_plan_with_every_strategy():
     assert stats.memory is None
     assert stats.fits is None
     assert stats.sequential_steps is None  # nobody knows how often a while loop turns
-    assert stats.elements_at_once == 4 * 4 * 25 * 1 * 1 * 8
+    assert stats.elements_at_once == 4 * 2 * 25 * 1 * 1 * 8
 
 
 @given(
@@ -170,6 +170,24 @@ def test_explain_plan_gives_a_reason_to_every_axis(foreign):
         explained = explain_plan(plan, lengths={"bucket": [3, 6]})
         assert [axis.reasoning for axis in explained.axes] == [text for *_, text in strategies.values()]
         assert all(axis.reasoning == "" for axis in extract_plan_stats(plan).axes)
+
+
+def test_distinct_elements_in_chunks(foreign):
+    dedup = DedupSpec("ligand", np.arange(60), np.arange(4096) % 60, k=60)
+    (axis,) = extract_plan_stats(planned(AxisSpec("ligand", 4096, 30), dedup_specs=[dedup])).axes
+    # 64 are computed: 3 balanced chunks of 22, of which one shares 2 elements with another.
+    assert (axis.kind, axis.batch_size, axis.steps, axis.chunk, axis.computed) == ("deduplicated", 30, 3, 22, 66)
+    strategy = foreign.DedupGather([0, 1, 2, 0], 3, 4)
+    strategy.batch_size = 3
+    stats = explain_plan(foreign.plan(foreign.decision("ligand", 4, 3, strategy, "")))
+    assert stats.sequential_steps == 2
+    assert stats.axes[0].reasoning == (
+        "3 distinct of 4: each is computed once with 1 of padding in 2 chunks of 2 elements, the others copy it."
+    )
+    for wrong, error in ((0, ValueError), (True, TypeError), ("3", TypeError)):
+        strategy.batch_size = wrong
+        with pytest.raises(error, match=r"strategy\.batch_size of axis 'ligand'"):
+            extract_plan_stats(foreign.plan(foreign.decision("ligand", 4, 3, strategy)))
 
 
 def test_explain_plan_keeps_the_reasons_of_the_plan():

@@ -44,6 +44,7 @@ function stepThrough() {
 
   // The place of a turn in the strip, from and to in fractions of it.
   function place(axis, turn) {
+    if (axis.kind === "deduplicated") return [0, 1]; // its strip shows shares, not where elements are
     if (!axis.batches) {
       const gap = axis.turns > 1 && axis.turns <= 48 ? 0.2 : 0; // as the strip is drawn
       return [turn / axis.turns, (turn + 1 - gap) / axis.turns];
@@ -73,7 +74,9 @@ function stepThrough() {
       return `elements ${count(start)} to ${count(start + size - 1)}`;
     }
     if (axis.kind === "vectorized") return axis.cardinality === 1 ? "element 0" : `elements 0 to ${count(axis.cardinality - 1)}`;
-    if (axis.kind === "deduplicated") return "every distinct element";
+    if (axis.kind === "deduplicated") {
+      return axis.turns === 1 ? "every distinct element" : `chunk ${count(turn + 1)} of ${count(axis.turns)} of the distinct elements`;
+    }
     if (axis.steps === null) return axis.strategy === "WhileCarry" ? "as often as its condition holds" : "one turn of an unknown number";
     return `element ${count(turn)}`;
   }

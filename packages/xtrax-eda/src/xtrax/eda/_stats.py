@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from xtrax.eda._bucket import bucket_stats
 from xtrax.eda._dedup import dedup_stats
-from xtrax.eda._read import Decision, read_memory, read_plan, strategy_name
+from xtrax.eda._read import Decision, integer, read_memory, read_plan, strategy_name
 from xtrax.eda._summary import verdict_of
 from xtrax.eda._words import byte_text, ceil_div, count_text, percent_text, plural
 from xtrax.eda.types import AxisStats, BucketStats, DedupStats, Kind, MemoryStats, PlanLike, PlanStats
@@ -67,9 +67,7 @@ def extract_plan_stats(plan: PlanLike, *, lengths: Mapping[str, object] | None =
                 "strategy", decision.name, decision.strategy, decision.cardinality, lengths.get(decision.name)
             )
     memory = read_memory(plan, names)
-    axes = tuple(
-        _axis(decision, strategies[decision.name], buckets.get(decision.name), memory) for decision in decisions
-    )
+    axes = tuple(_axis(d, strategies[d.name], buckets.get(d.name), dedups.get(d.name), memory) for d in decisions)
     return PlanStats(
         axes=axes,
         strategy_counts=dict(Counter(strategies.values())),
@@ -124,7 +122,10 @@ def describe(axis: AxisStats, stats: PlanStats) -> str:
     if axis.kind == "deduplicated":
         dedup = stats.dedup_stats[axis.name]
         padding = f" with {count_text(dedup.padded - dedup.unique)} of padding" if dedup.padded > dedup.unique else ""
-        return f"{count_text(dedup.unique)} distinct of {size}: each is computed once{padding}, the others copy it."
+        parts = axis.steps or 1
+        chunks = f" in {plural(parts, 'chunk')} of {plural(axis.chunk, 'element')}" if parts > 1 else ""
+        how = f"each is computed once{padding}{chunks}, the others copy it"
+        return f"{count_text(dedup.unique)} distinct of {size}: {how}."
     if axis.kind == "padded":
         bucket = stats.bucket_stats[axis.name]
         waste = "" if bucket.waste is None else f"; {percent_text(bucket.waste)} of what is computed is padding"
@@ -132,9 +133,15 @@ def describe(axis: AxisStats, stats: PlanStats) -> str:
     return f"{axis.strategy}, {at_once} of {size} elements at once."
 
 
-def _axis(decision: Decision, strategy: str, bucket: BucketStats | None, memory: MemoryStats | None) -> AxisStats:
+def _axis(
+    decision: Decision,
+    strategy: str,
+    bucket: BucketStats | None,
+    dedup: DedupStats | None,
+    memory: MemoryStats | None,
+) -> AxisStats:
     kind = _KINDS.get(strategy, "other")
-    steps, computed = _cost(decision, strategy, bucket)
+    steps, computed = _cost(decision, strategy, bucket, dedup)
     bytes_ = decision.memory
     if bytes_ is None and memory is not None and decision.name in memory.slope_by_axis:
         bytes_ = round(memory.slope_by_axis[decision.name] * decision.batch_size)
@@ -152,24 +159,33 @@ def _axis(decision: Decision, strategy: str, bucket: BucketStats | None, memory:
     )
 
 
-def _cost(decision: Decision, strategy: str, bucket: BucketStats | None) -> tuple[int | None, int | None]:
+def _cost(
+    decision: Decision, strategy: str, bucket: BucketStats | None, dedup: DedupStats | None
+) -> tuple[int | None, int | None]:
     """How many turns one after another, and how many elements are computed in them."""
     size, at_once = decision.cardinality, decision.batch_size
     if strategy == "SafeMap":
         if at_once == 0:
             raise ValueError(f"axis {decision.name!r} is chunked with batch_size 0; a chunk has at least 1 element.")
-        chunks = ceil_div(size, at_once)
-        return chunks, chunks * ceil_div(size, chunks) if chunks else 0  # chunks are balanced, and the last overlaps
+        return _chunks(size, at_once)
     if strategy == "Vmap":
         return min(size, 1), size
-    if strategy == "DedupGather":
-        return 1, at_once
+    if strategy == "DedupGather" and dedup is not None:
+        limit = getattr(decision.strategy, "batch_size", None)
+        where = f"strategy.batch_size of axis {decision.name!r}"
+        return _chunks(dedup.padded, dedup.padded if limit is None else integer(where, limit, 1))
     if strategy == "Scan":
         return size, size
     if strategy == "Bucket" and bucket is not None and bucket.occupancy is not None and at_once:
         batches = sum(ceil_div(count, at_once) for count in bucket.occupancy)
         return batches, batches * at_once  # a partial batch is filled up
     return None, None
+
+
+def _chunks(size: int, at_once: int) -> tuple[int, int]:
+    """How many chunks, and how many elements in them: they are balanced, and one overlaps where they are not even."""
+    chunks = ceil_div(size, at_once)
+    return chunks, chunks * ceil_div(size, chunks) if chunks else 0
 
 
 def _memory_warnings(axes: tuple[AxisStats, ...], memory: MemoryStats | None) -> tuple[str, ...]:

@@ -48,7 +48,9 @@ def caption(axis: AxisStats, stats: PlanStats) -> str:
     if axis.name in stats.dedup_stats:
         dedup = stats.dedup_stats[axis.name]
         padding = f" + {count_text(dedup.padded - dedup.unique)} padding" if dedup.padded > dedup.unique else ""
-        return f"{count_text(dedup.unique)} distinct{padding}, {count_text(dedup.total - dedup.unique)} copied"
+        parts = axis.steps or 1
+        chunks = f" in {plural(parts, 'chunk')} of {count_text(axis.chunk)}" if parts > 1 else ""
+        return f"{count_text(dedup.unique)} distinct{padding}{chunks}, {count_text(dedup.total - dedup.unique)} copied"
     if axis.name in stats.bucket_stats:
         bucket = stats.bucket_stats[axis.name]
         lengths = ", ".join(count_text(size) for size in bucket.boundaries[:6])

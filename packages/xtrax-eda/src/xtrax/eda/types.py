@@ -96,6 +96,8 @@ class AxisStats:
     @property
     def chunk(self) -> int:
         """How many elements a step computes: less than `batch_size` where chunks are balanced."""
+        if self.kind == "deduplicated" and self.steps and self.computed:
+            return ceil_div(self.computed, self.steps)
         return ceil_div(self.cardinality, self.steps) if self.kind == "chunked" and self.steps else self.batch_size
 
 
