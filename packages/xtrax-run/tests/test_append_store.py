@@ -110,6 +110,21 @@ def test_any_zarr_reader_reads_a_shard(rows, row, dtype, part, compression, tmp_
     assert array.chunks[0] == chunk_rows(spec)
 
 
+@pytest.mark.parametrize("row", [(), (5,), (3, 2)])
+@pytest.mark.parametrize("n", [1, 5, 6, 12])
+def test_a_shard_is_what_zarr_writes_byte_for_byte(n, row, tmp_path, monkeypatch):
+    monkeypatch.setattr("xtrax.run._shards._CHUNK_BYTES", (8, 40))  # several chunks in a shard
+    spec = ArraySpec("y", row, "float32", 12, ("n", *[None] * len(row)))
+    values = np.random.default_rng(0).normal(size=(n, *row)).astype(np.float32)
+    rows = chunk_rows(spec)
+    assert rows < 12
+    array = zarr.create_array(tmp_path, shape=(n, *row), chunks=(rows, *row), shards=(12, *row), dtype="float32",
+                              compressors=None, config={"write_empty_chunks": True})  # fmt: skip
+    array[...] = values
+    (shard,) = (file for file in (tmp_path / "c").rglob("*") if file.is_file())
+    assert b"".join(encode(spec, values)) == shard.read_bytes()
+
+
 @pytest.mark.parametrize(
     ("rows", "row_bytes", "expected"),
     [(1000, 2**20, 4), (16000, 4096, 1000), (7, 8, 7), (10007, 8, 10007), (10007, 2**20, 1), (64, 2**30, 1)],

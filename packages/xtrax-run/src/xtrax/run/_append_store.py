@@ -15,6 +15,7 @@ import logging
 import shutil
 import time
 from collections.abc import Generator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,7 @@ class AppendStore:
         self._specs: dict[str, ArraySpec] = {}
         self._rows_shown: dict[str, int] = {}
         self._grown_at = 0.0
+        self._pool = ThreadPoolExecutor(2, thread_name_prefix="xtrax-writer")
         self._log = CommitLog(self.folder / HIDDEN / COMMITS)
         with self._failing("cannot be opened for writing"):
             make_folder(self.folder)
@@ -246,7 +248,7 @@ class AppendStore:
             records, folders = [], set()
             for data in tiles:
                 start = time.perf_counter()
-                record, touched = write_tile(self.folder, self._specs, data.tile, data.arrays, data.state)
+                record, touched = write_tile(self.folder, self._specs, data.tile, data.arrays, data.state, self._pool)
                 records.append({**record, **data.about, "seconds_writing": round(time.perf_counter() - start, 6)})
                 folders |= touched
             flush(folders)
@@ -306,10 +308,11 @@ class AppendStore:
                 folder = spec.folder(self.folder)
                 self._make_array(spec)
                 put_json(folder, metadata_of(self._known, name))
-                data = encode(spec, values)
-                if data is not None:
-                    write_whole(folder, spec.shard_name(0), data)
-                    written[name] = {"bytes": data.nbytes, "sha256": digest_of_file(folder / spec.shard_name(0))}
+                parts = encode(spec, values)
+                if parts:
+                    write_whole(folder, spec.shard_name(0), *parts)
+                    size = sum(len(part) for part in parts)
+                    written[name] = {"bytes": size, "sha256": digest_of_file(folder / spec.shard_name(0))}
                 fsync_directory(folder)
             self._grow()
             manifest = {
@@ -329,6 +332,7 @@ class AppendStore:
                 with contextlib.suppress(OSError):  # the disk may be full; the log knows what is committed
                     self._grow()
         finally:
+            self._pool.shutdown()
             self._lock.release()
 
     def _unlink(self, *paths: Path) -> None:

@@ -12,6 +12,7 @@ import io
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -146,7 +147,8 @@ def compute_tile(path: str, digest: str, tile: int, read: ReadTile | None) -> tu
     computing = time.perf_counter() - start
     start = time.perf_counter()
     arrays, state = rows_on_host(result), state_bytes(result)
-    record, folders = write_tile(job.folder, {spec.name: spec for spec in job.specs}, tile, arrays, state)
+    with ThreadPoolExecutor(2) as pool:
+        record, folders = write_tile(job.folder, {spec.name: spec for spec in job.specs}, tile, arrays, state, pool)
     flush(folders)
     record |= {
         "inputs_sha256": read.digest,
@@ -172,7 +174,7 @@ def run_on_workers(session: Session) -> RunReport:
     skipped = len(session.tiles) - len(session.todo)
     seconds = {"computing": 0.0, "reading": 0.0, "writing": 0.0}
     totals, compiles = {"read": 0, "written": 0}, {}
-    todo, flying = iter(session.todo), as_completed()
+    todo, flying, begun = iter(session.todo), as_completed(), time.perf_counter()
 
     def submit(count: int) -> None:
         for tile, _ in zip(todo, range(count), strict=False):
@@ -208,6 +210,7 @@ def run_on_workers(session: Session) -> RunReport:
         seconds_reading=seconds["reading"],
         seconds_writing=seconds["writing"],
         seconds_waiting=0.0,
+        seconds_starting=begun,
         seconds=0.0,
         bytes_read=totals["read"],
         bytes_written=totals["written"],

@@ -21,7 +21,8 @@ class RunReport:
         seconds_reading: Time in which inputs were read, beside the computation.
         seconds_writing: Time in which output was written, beside the computation.
         seconds_waiting: Time in which the device had nothing to compute, for want of inputs or of room for outputs.
-        seconds: All of it, compiling included.
+        seconds_starting: Before the first tile: tracing, compiling, looking at what is committed.
+        seconds: All of it.
         bytes_read: Bytes of inputs read by this call.
         bytes_written: Bytes of output and states committed by this call.
         compiles: Programs compiled by this call (by all workers, with a client): one for each number of rows.
@@ -38,6 +39,7 @@ class RunReport:
     seconds_reading: float
     seconds_writing: float
     seconds_waiting: float
+    seconds_starting: float
     seconds: float
     bytes_read: int
     bytes_written: int
@@ -50,7 +52,8 @@ class RunReport:
         where = f"run {self.run_id} in {self.output_dir}" if self.output_dir else "run without a sink"
         return (
             f"{where}: {self.tiles_done} tiles done, {self.tiles_skipped} skipped, of {self.tiles}\n"
-            f"  {self.seconds:.1f} s: computing {self.seconds_computing:.1f} s, waiting {self.seconds_waiting:.1f} s; "
+            f"  {self.seconds:.1f} s: starting {self.seconds_starting:.1f} s, "
+            f"computing {self.seconds_computing:.1f} s, waiting {self.seconds_waiting:.1f} s; "
             f"beside that reading {self.seconds_reading:.1f} s, writing {self.seconds_writing:.1f} s\n"
             f"  read {in_words(self.bytes_read)}, wrote {in_words(self.bytes_written)}, "
             f"{self.compiles} compiles, peak memory {in_words(self.peak_memory)}"

@@ -42,6 +42,7 @@ def run_tiles(session: Session) -> RunReport:
         seconds_reading=reader.seconds,
         seconds_writing=0.0 if loop.writer is None else loop.writer.seconds,
         seconds_waiting=loop.waiting,
+        seconds_starting=loop.started,
         seconds=0.0,
         bytes_read=reader.bytes,
         bytes_written=loop.written,
@@ -54,7 +55,7 @@ class _Loop:
     """Takes tiles from the reader, computes them, and hands them to the writer."""
 
     def __init__(self, session: Session, places: Places, shown: Progress):
-        self.computing = self.waiting = 0.0
+        self.started = self.computing = self.waiting = 0.0
         self.done = self.written = 0
         self._session, self._places, self._shown = session, places, shown
         self._carry: tuple[int, Any] | None = None  # the tile that it comes before, and the carry
@@ -67,6 +68,7 @@ class _Loop:
             for rows in dict.fromkeys(self._session.tiles.size(tile) for tile in self._session.todo):
                 self._session.program(rows).compile()
             reset_peak_memory()
+        self.started = time.perf_counter()
         ahead: tuple[ReadTile, Any] | None = None
         while True:
             start = time.perf_counter()

@@ -1,7 +1,7 @@
 """The arrays of a tiled run: what each looks like in Zarr, and how a tile of it becomes one shard on the disk.
 
-A shard is encoded by zarr in memory and written by one writer as one file: temporary name, `fsync`, rename. zarr's own
-local store does not flush, and a shard that two writers change loses data.
+A shard is written by one writer as one file: temporary name, `fsync`, rename. zarr's own local store does not flush,
+and a shard that two writers change loses data.
 """
 
 import functools
@@ -12,6 +12,7 @@ import os
 import secrets
 import threading
 from collections.abc import Mapping
+from concurrent.futures import Executor, wait
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -22,6 +23,7 @@ from zarr import codecs
 from zarr.storage import MemoryStore
 
 from xtrax.run._commit_log import write_file
+from xtrax.run._crc32c import crc32c
 from xtrax.run._fsync import fsync_directory
 from xtrax.run._names import HIDDEN, check_name
 from xtrax.run._values import NUMERIC
@@ -146,8 +148,8 @@ def array_metadata(spec: ArraySpec, rows: int | None = None) -> dict[str, Any]:
     return metadata
 
 
-def encode(spec: ArraySpec, values: np.ndarray) -> memoryview | None:
-    """The bytes of a shard (or of an array that is written once); None if it has no elements.
+def encode(spec: ArraySpec, values: np.ndarray) -> tuple[memoryview | bytes, ...]:
+    """The bytes of a shard (or of an array that is written once), in parts; no parts if it has no elements.
 
     Args:
         spec: The array.
@@ -159,19 +161,41 @@ def encode(spec: ArraySpec, values: np.ndarray) -> memoryview | None:
             f"output {spec.name!r} is {values.dtype}{list(values.shape)}, expected {spec.dtype}{list(expected)}"
         )
     if values.size == 0:
-        return None
+        return ()
+    if spec.compression is None:
+        return _plain(spec, values)
     with _encoding:
         held, array = _in_memory(spec, len(values) if spec.tile_rows is not None else None)
         array[...] = values
         (key,) = (key for key in held if not key.endswith("zarr.json"))
-        return memoryview(held.pop(key).as_numpy_array()).cast("B")
+        return (memoryview(held.pop(key).as_numpy_array()).cast("B"),)
 
 
-def write_whole(folder: Path, name: str, data: bytes | memoryview) -> None:
+def _plain(spec: ArraySpec, values: np.ndarray) -> tuple[memoryview | bytes, ...]:
+    """The bytes that zarr makes without a compressor, without the copies that it makes of them.
+
+    A shard (https://zarr-specs.readthedocs.io/en/latest/v3/codecs/sharding-indexed/) is its chunks, one after another,
+    which hold whole rows here, so that they are the array as it is; then the offset and size of each, and a checksum.
+    """
+    little = np.ascontiguousarray(values, np.dtype(spec.dtype).newbyteorder("<"))
+    data = memoryview(little.reshape(-1).view(np.uint8))
+    if spec.tile_rows is None:
+        return (data,)
+    rows = chunk_rows(spec)
+    used = -(-len(values) // rows)
+    padding = bytes((used * rows - len(values)) * spec.row_bytes)  # the last chunk is whole too
+    index = np.full((spec.tile_rows // rows, 2), 2**64 - 1, "<u8")  # which says that a chunk is not there
+    size = rows * spec.row_bytes
+    index[:used, 0], index[:used, 1] = np.arange(used, dtype="<u8") * size, size
+    table = index.tobytes()
+    return data, padding, table + crc32c(table).to_bytes(4, "little")
+
+
+def write_whole(folder: Path, name: str, *parts: bytes | memoryview) -> None:
     """A file that is there whole or not at all; durable once its folder is flushed."""
     temporary = folder / f"{name}.{secrets.token_hex(4)}{PARTIAL}"  # unique: a lost worker may still be writing
     try:
-        write_file(temporary, data)
+        write_file(temporary, *parts)
         os.replace(temporary, folder / name)
     except BaseException:
         temporary.unlink(missing_ok=True)  # a full disk needs the space
@@ -184,9 +208,24 @@ def state_folder(root: Path) -> Path:
 
 
 def write_tile(
-    root: Path, specs: Mapping[str, ArraySpec], tile: int, arrays: Mapping[str, np.ndarray], state: bytes | None
+    root: Path,
+    specs: Mapping[str, ArraySpec],
+    tile: int,
+    arrays: Mapping[str, np.ndarray],
+    state: bytes | None,
+    pool: Executor,
 ) -> tuple[dict[str, Any], set[Path]]:
     """Write the shards and the state of a tile. They count once a line of the log names them.
+
+    Digesting takes as long as writing, so each is a task of its own; hashing and system calls let other threads run.
+
+    Args:
+        root: The store.
+        specs: Its arrays.
+        tile: The tile.
+        arrays: Its rows, by array.
+        state: What is kept beside them, or None.
+        pool: What runs the tasks. All have ended when this returns or raises.
 
     Returns:
         The record of what was written, and the folders that must be flushed before it is logged.
@@ -194,23 +233,30 @@ def write_tile(
     Raises:
         OSError: If the disk does not take them.
     """
-    written, folders = {}, set()
-    for name, values in arrays.items():
-        spec = specs[name]
-        data = encode(spec, values)
-        if data is None:
-            written[name] = {"bytes": 0, "sha256": hashlib.sha256(b"").hexdigest()}
-            continue
-        folder = spec.folder(root)
-        write_whole(folder, spec.shard_name(tile), data)
-        folders.add(folder)
-        written[name] = {"bytes": data.nbytes, "sha256": hashlib.sha256(data).hexdigest()}
-    record: dict[str, Any] = {"tile": tile, "arrays": written}
+    files = {name: (specs[name].folder(root), specs[name].shard_name(tile), encode(specs[name], values))
+             for name, values in arrays.items()}  # fmt: skip
     if state is not None:
-        write_whole(state_folder(root), f"{tile}.bin", state)
-        folders.add(state_folder(root))
-        record["state"] = {"bytes": len(state), "sha256": hashlib.sha256(state).hexdigest()}
-    return record, folders
+        files["\0state"] = state_folder(root), f"{tile}.bin", (state,)
+    tasks = {name: (pool.submit(write_whole, folder, file, *parts) if parts else None, pool.submit(_digest, parts))
+             for name, (folder, file, parts) in files.items()}  # fmt: skip
+    wait([task for pair in tasks.values() for task in pair if task is not None])
+    written = {}
+    for name, (writing, digesting) in tasks.items():
+        if writing is not None:
+            writing.result()
+        written[name] = {"bytes": sum(len(part) for part in files[name][2]), "sha256": digesting.result()}
+    record: dict[str, Any] = {"tile": tile}
+    if state is not None:
+        record["state"] = written.pop("\0state")
+    folders = {folder for folder, _, parts in files.values() if parts}
+    return record | {"arrays": written}, folders
+
+
+def _digest(parts: tuple[memoryview | bytes, ...]) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part)
+    return digest.hexdigest()
 
 
 def flush(folders: set[Path]) -> None:

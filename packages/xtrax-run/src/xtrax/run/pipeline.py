@@ -130,7 +130,13 @@ def run_tiled(
         else:
             report = run_tiles(session)
         outputs = finish(session)
-    return dataclasses.replace(report, outputs=outputs, seconds=time.perf_counter() - begun, peak_memory=peak_memory())
+    return dataclasses.replace(
+        report,
+        outputs=outputs,
+        seconds_starting=report.seconds_starting - begun,
+        seconds=time.perf_counter() - begun,
+        peak_memory=peak_memory(),
+    )
 
 
 def finish(session: Session) -> Any:
