@@ -19,9 +19,9 @@ from xtrax.tiling.errors import BudgetInfeasibleError
 _COARSE = (16, 128, 1024, 8192)
 _LINEAR_FROM = 16  # from here on memory follows a line
 _PHASE_S = 0.4  # of timing, beyond the first calls
-_ROUNDS = (4, 12)  # fewest and most
+_ROUNDS = (5, 12)  # fewest and most
 _SLOW_S = 2.0  # a call that takes longer is timed once
-_NEAR = 1.5  # sizes within this factor of the best are timed again with those between them
+_NEAR = 2.0  # sizes within this factor of the best are timed again with those between them
 _TIE = 1.02  # of sizes as close as this, the smaller one needs less memory
 
 
