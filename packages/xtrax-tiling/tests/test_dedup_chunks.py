@@ -394,14 +394,13 @@ def test_axes_are_demoted_in_the_order_of_their_specs():
     assert sizes(1627, (1, 0, 2)) == [20, 1000, 500]
 
 
-def test_few_distinct_elements_are_not_demoted_to_a_larger_default():
-    xs = np.arange(3000) % 10
-    made = planned(
-        MemoryBudget(10, lambda d: at_once(d[0])), [AxisSpec("a", 3000, 20)], dedup_specs=[find_duplicates(xs, "a")]
-    )
+@pytest.mark.parametrize("size", [16, 20])
+def test_a_given_dedup_spec_stays_under_an_estimate_that_is_not_solved(size):
+    dedup = find_duplicates(np.arange(3000) % 10, "a")
+    made = planned(MemoryBudget(10, lambda d: at_once(d[0])), [AxisSpec("a", 3000, size)], dedup_specs=[dedup])
     assert not made.memory.fits
-    assert made.decisions[0].strategy == find_duplicates(xs).to_dedup_gather()
-    assert made.decisions[0].reasoning.endswith("but 16 distinct elements <= default_batch_size 20 leaves no choice")
+    assert made.decisions[0].strategy == dedup.to_dedup_gather()
+    assert made.decisions[0].reasoning == "named by a DedupSpec: 10 of 3000 elements are distinct, 16 are computed"
 
 
 def test_duplicates_whose_gathering_does_not_fit_are_left():

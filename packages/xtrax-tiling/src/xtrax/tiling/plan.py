@@ -28,8 +28,7 @@ class BatchPlanner:
     """Decides how axes are mapped. For each axis the first rule that applies wins:
 
     1. it is named by a `CarrySpec`: `Scan`, or `WhileCarry` where the spec has a `cond`;
-    2. it is named by a `DedupSpec`: `DedupGather`, with at most `default_batch_size` distinct elements at once; it has
-       `bucket_boundaries`: `Bucket`;
+    2. it is named by a `DedupSpec`: `DedupGather` of all distinct elements at once; it has `bucket_boundaries`: `Bucket`;
     3. `cardinality <= default_batch_size`: `Vmap`;
     4. otherwise `SafeMap(default_batch_size)`, whatever the cardinality.
 
@@ -45,8 +44,8 @@ class BatchPlanner:
         heterogeneous_axes: names of axes whose elements differ in length, in addition to those whose spec says so.
         budget: what the whole plan may take. Every axis of rules 3 and 4 begins as `Vmap`, and they become
             `SafeMap(default_batch_size)`, one after another in the order given, until the plan fits. An axis that is
-            no larger than its default stays. A `DedupGather` begins with all distinct elements at once, and is cut
-            into chunks of them in the same way. The estimate is called once at first, once after each such step, and
+            no larger than its default stays. A `DedupGather` whose duplicates were found in `data`, or that the budget
+            solves, is cut into chunks of its distinct elements in the same way. The estimate is called once at first, once after each such step, and
             then for each axis at its other size, for `PlanMemory.slope_by_axis`. Axes that the budget solves, as
             those of `MemoryBudget.for_function`, get the largest chunk that fits: a multiple of their
             `tile_granularity`, found with three estimates where memory is affine in the chunk size.
@@ -142,11 +141,11 @@ class BatchPlanner:
         decisions = _open(specs, claimed, searched[0])
         memory = None
         if self._budget is not None:
-            decisions, memory = fit(self._budget, decisions, _movable(decisions))
+            decisions, memory = fit(self._budget, decisions, self._movable(decisions))
             if not memory.fits and searched[0]:
                 searched = without(searched)
                 decisions = _open(specs, claimed, searched[0])
-                decisions, memory = fit(self._budget, decisions, _movable(decisions))
+                decisions, memory = fit(self._budget, decisions, self._movable(decisions))
             if not memory.fits:
                 raise _infeasible(BatchPlan(decisions, memory), memory, self._budget)
         else:
@@ -156,7 +155,7 @@ class BatchPlanner:
                 decisions = tuple(moved.get(decision.spec.name, decision) for decision in decisions)
                 if failures:
                     warnings.warn("; ".join(failures), RuntimeWarning, stacklevel=2)
-            decisions = tuple(distinct_by_size(d) if isinstance(d.strategy, DedupGather) else d for d in decisions)
+            decisions = tuple(distinct_by_size(d) if i in searched[0] else d for i, d in enumerate(decisions))
         decisions = tuple(
             dataclasses.replace(decision, reasoning=decision.reasoning + searched[1].get(i, ""))
             for i, decision in enumerate(decisions)
@@ -165,6 +164,18 @@ class BatchPlanner:
         if remainders:
             warnings.warn(remainder_text(remainders), RemainderWarning, stacklevel=2)
         return BatchPlan(decisions, memory)
+
+    def _movable(self, decisions: Sequence[AxisDecision]) -> list[int]:
+        """The positions of the axes that the budget may cut into chunks."""
+
+        def movable(decision: AxisDecision) -> bool:
+            if not isinstance(decision.strategy, DedupGather):
+                return isinstance(decision.strategy, (Vmap, SafeMap))
+            name = decision.spec.name
+            solves = self._budget is not None and self._budget.solve is True
+            return solves or name in self._solved or name not in self._dedups
+
+        return [i for i, decision in enumerate(decisions) if movable(decision)]
 
     def _claimed(self, spec: AxisSpec) -> AxisDecision | None:
         """The decision by rules 1 and 2; None for an axis that its size or memory decides about."""
@@ -203,11 +214,6 @@ def _open(
     """The decisions, those that nothing claims by size."""
     decided = [decision or found.get(i) for i, decision in enumerate(claimed)]
     return tuple(decision or by_size(spec) for spec, decision in zip(specs, decided, strict=True))
-
-
-def _movable(decisions: Sequence[AxisDecision]) -> list[int]:
-    """The positions of the axes that a budget may cut into chunks."""
-    return [i for i, d in enumerate(decisions) if isinstance(d.strategy, (Vmap, SafeMap, DedupGather))]
 
 
 def _carried(spec: AxisSpec, carry: CarrySpec, heterogeneous: bool, unused: list[str]) -> AxisDecision:
