@@ -15,7 +15,7 @@ import zarr
 from xtrax.run import AppendedZarrSink, JsonlStagingSink, SinkError, SinkSpec, open_results, run_tiled, verify_store
 from xtrax.run._tiles import choose_tile_rows
 from xtrax.stages import AxisBoundary, HostSink, HostTap
-from xtrax.tiling import AxisSpec, BatchPlanner, CarrySpec, find_duplicates, reducers
+from xtrax.tiling import AxisDecision, AxisSpec, BatchPlan, BatchPlanner, CarrySpec, find_duplicates, reducers
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:the code's git commit:UserWarning"),
@@ -157,7 +157,8 @@ def test_an_outermost_scan_hands_its_carry_from_tile_to_tile(collect, sink, tmp_
 @pytest.mark.parametrize("batch", [1, 2, 3, 100])
 def test_an_outermost_dedup_computes_distinct_rows_and_fires_for_all(batch):
     x = data(5)[[0, 1, 0, 2, 2, 2, 3, 4, 4, 0, 1]]
-    seen, plan = [], BatchPlanner(dedup_specs=[find_duplicates(x, "row")]).plan([spec(batch=batch)])
+    seen, copies = [], find_duplicates(x, "row").to_dedup_gather(batch)
+    plan = BatchPlan((AxisDecision(spec(), copies.at_once, "given", copies),))
     at_once: list[int] = []
     total = jax.custom_batching.custom_vmap(lambda x: jnp.sum(x))
 
