@@ -28,7 +28,8 @@ class BatchPlanner:
     """Decides how axes are mapped. For each axis the first rule that applies wins:
 
     1. it is named by a `CarrySpec`: `Scan`, or `WhileCarry` where the spec has a `cond`;
-    2. it is named by a `DedupSpec`: `DedupGather` of all distinct elements at once; it has `bucket_boundaries`: `Bucket`;
+    2. it is named by a `DedupSpec`: `DedupGather` of all distinct elements at once; it has `bucket_boundaries`:
+       `Bucket`;
     3. `cardinality <= default_batch_size`: `Vmap`;
     4. otherwise `SafeMap(default_batch_size)`, whatever the cardinality.
 
@@ -45,10 +46,10 @@ class BatchPlanner:
         budget: what the whole plan may take. Every axis of rules 3 and 4 begins as `Vmap`, and they become
             `SafeMap(default_batch_size)`, one after another in the order given, until the plan fits. An axis that is
             no larger than its default stays. A `DedupGather` whose duplicates were found in `data`, or that the budget
-            solves, is cut into chunks of its distinct elements in the same way. The estimate is called once at first, once after each such step, and
-            then for each axis at its other size, for `PlanMemory.slope_by_axis`. Axes that the budget solves, as
-            those of `MemoryBudget.for_function`, get the largest chunk that fits: a multiple of their
-            `tile_granularity`, found with three estimates where memory is affine in the chunk size.
+            solves, is cut into chunks of its distinct elements in the same way. The estimate is called once at first,
+            once after each such step, and then for each axis at its other size, for `PlanMemory.slope_by_axis`. Axes
+            that the budget solves, as those of `MemoryBudget.for_function`, get the largest chunk that fits: a
+            multiple of their `tile_granularity`, found with three estimates where memory is affine in the chunk size.
 
     Raises:
         TypeError: an argument or an entry of the wrong type.
