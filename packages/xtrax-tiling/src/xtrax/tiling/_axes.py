@@ -1,7 +1,7 @@
 """Mapped axes of a pytree: prefixes spread over leaves, sizes checked, unmapped leaves set apart."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -39,6 +39,35 @@ def broadcast_prefix(
         )
     jax.tree.map(repeat, prefix, tree, is_leaf=lambda node: node is None)
     return spread
+
+
+def output_axes(out_axes: Any, outputs: Any, dimensions: Sequence[int]) -> list[int | None]:
+    """Where the mapped axis goes in each leaf of the outputs, non-negative; None for what is not mapped.
+
+    Args:
+        out_axes: an int, None, or a pytree of them that is a prefix of `outputs`; negative axes count from the end.
+        outputs: the pytree.
+        dimensions: of each leaf, the mapped one included.
+
+    Raises:
+        TypeError: an axis that is neither an int nor None.
+        ValueError: `out_axes` is no prefix, or a leaf does not have the axis.
+    """
+    places = broadcast_prefix("out_axes", out_axes, outputs, tree_name="the output")
+    axes: list[int | None] = []
+    for i, (place, ndim) in enumerate(zip(places, dimensions, strict=True)):
+        if place is None:
+            axes.append(None)
+            continue
+        if isinstance(place, bool) or not isinstance(place, int):
+            raise TypeError(f"out_axes must hold ints and None, but has {place!r} ({type(place).__name__}).")
+        if not -ndim <= place < ndim:
+            raise ValueError(
+                f"out_axes has {place} for result {i}, which has {ndim} dimensions with the mapped one; it must lie in "
+                f"[{-ndim}, {ndim})."
+            )
+        axes.append(place % ndim)
+    return axes
 
 
 def _mismatch(path: str, prefix: Any, tree: Any) -> tuple[str, str, str] | None:

@@ -61,5 +61,25 @@ def check_boundaries(name: str, value: Any) -> tuple[int, ...]:
     return boundaries
 
 
+def check_batch_size(value: Any, budget: Any) -> int | str | None:
+    """`value` as an int of at least 1, None or "auto"; only "auto" has a `budget`, bytes or a `MemoryBudget`."""
+    if isinstance(value, str):
+        if value != "auto":
+            raise ValueError(f'batch_size must be an integer of at least 1, None or "auto", but is {value!r}.')
+        check_budget(budget)
+        return value
+    if budget is not None:
+        raise ValueError(
+            f'budget limits the sizes that batch_size="auto" tries, but batch_size is {value!r}; leave out one.'
+        )
+    return None if value is None else check_int("batch_size", value, 1)
+
+
+def check_budget(value: Any) -> int | None:
+    """The bytes of a budget, a number or a `MemoryBudget`; None for none."""
+    # The module of MemoryBudget uses this one, so it is told by what it holds.
+    return None if value is None else check_int("budget", getattr(value, "bytes", value), 1)
+
+
 def _kind(value: Any) -> str:
     return type(value).__name__

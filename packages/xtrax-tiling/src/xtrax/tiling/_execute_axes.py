@@ -143,8 +143,8 @@ def _lanes(nest: Nest, k: int, operands: Sequence[Operand], lanes: tuple[Lane, .
 
 
 def _chunks(nest: Nest, k: int, operands: Sequence[Operand], lanes: tuple[Lane, ...]) -> Result:
-    """A chunk after another, without effects: the last one may overlap."""
-    axis = nest.axes[k]
+    """A chunk after another, without effects: the first two may share elements."""
+    axis, depth = nest.axes[k], len(lanes)
     mapped, at = split_off(operands, axis.name)
     chunks = Chunks.balanced(axis_size(operands, axis.name), axis.strategy.batch_size)
     lane = Lane(axis.name, chunks.size)
@@ -155,10 +155,10 @@ def _chunks(nest: Nest, k: int, operands: Sequence[Operand], lanes: tuple[Lane, 
             dims = tuple(name for name in ops[i].dims if name != axis.name)
             ops[i] = Operand(leaf, (axis.name, *dims))
         result = _run(nest, k + 1, as_lane(ops, axis.name, lanes), (*lanes, lane))
-        return moved((result.values, result.carries), len(lanes), 0)
+        return moved((result.values, result.carries), depth, 0)
 
-    values, carries = map_chunks(of_chunk, [jnp.asarray(operands[i].value) for i in mapped], at, chunks)
-    return Result(*moved((values, carries), 0, len(lanes)))
+    arrays = [jnp.asarray(operands[i].value) for i in mapped]
+    return Result(*map_chunks(of_chunk, arrays, at, chunks, out_axes=depth))
 
 
 def _exact_chunks(nest: Nest, k: int, operands: Sequence[Operand], lanes: tuple[Lane, ...]) -> Result:

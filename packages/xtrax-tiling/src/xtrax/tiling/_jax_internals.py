@@ -23,14 +23,17 @@ def depends(jaxpr: ClosedJaxpr, on: Sequence[bool]) -> list[bool]:
     return [not isinstance(var, Literal) and var in tainted for var in body.outvars]
 
 
-def evaluate(jaxpr: ClosedJaxpr, args: Sequence[Any], outs: Sequence[int]) -> list[Any]:
-    """Some of the results, from what they need alone; arguments that they do not need may be None."""
+def evaluate(jaxpr: ClosedJaxpr, args: Sequence[Any], outs: Sequence[int], *, effects: bool = True) -> list[Any]:
+    """Some of the results, from what they need alone; arguments that they do not need may be None.
+
+    With `effects`, the side effects of the others occur too.
+    """
     body = jaxpr.jaxpr
     results = [body.outvars[i] for i in outs]
     needed = {var for var in results if not isinstance(var, Literal)}
     eqns = []
     for eqn in reversed(body.eqns):
-        if eqn.effects or not needed.isdisjoint(eqn.outvars):
+        if (effects and eqn.effects) or not needed.isdisjoint(eqn.outvars):
             eqns.append(eqn)
             needed.update(var for var in eqn.invars if not isinstance(var, Literal))
     part = body.replace(outvars=results, eqns=eqns[::-1], debug_info=body.debug_info.with_unknown_names())

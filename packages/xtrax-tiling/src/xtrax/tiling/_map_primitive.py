@@ -12,144 +12,30 @@ overwritten (`In.masked`). Derivatives of such sums are linear in masked operand
 """
 
 import dataclasses
-import enum
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir
 from jax.interpreters import partial_eval as pe
 
 from xtrax.tiling._jax_internals import depends, evaluate, named_axes, side_effects, trace, without_tangent
 from xtrax.tiling._layout import Chunks
-
-
-class Kind(enum.Enum):
-    """What a chunk gets of an operand, or gives to a result."""
-
-    WHOLE = "whole"  # an operand that is the same for all chunks
-    ROWS = "rows"  # elements `(size, ...)` of `(total, ...)`
-    CHUNK = "chunk"  # entry `i` of an array `(count, ...)` for chunk `i`
-    SUM = "sum"  # a result that is summed over chunks
-
-
-@dataclasses.dataclass(frozen=True)
-class In:
-    """An operand: its kind, and for rows their axis and whether those that the next chunk repeats are zeroed."""
-
-    kind: Kind
-    axis: int = 0
-    masked: bool = False
-
-
-@dataclasses.dataclass(frozen=True)
-class Spec:
-    """A loop over chunks.
-
-    Attributes:
-        jaxpr: of one chunk; takes the rows with their axis first, and returns them so.
-        chunks: the layout.
-        ins: what the operands are.
-        outs: what the results are.
-        remat: whether reverse mode saves the operands alone and computes a chunk anew to differentiate it.
-        grad_jaxpr: of a chunk of the transpose, if these are to be others than those of `chunks`; implies `remat`.
-        grad_chunks: the layout of those.
-    """
-
-    jaxpr: ClosedJaxpr
-    chunks: Chunks
-    ins: tuple[In, ...]
-    outs: tuple[Kind, ...]
-    remat: bool = False
-    grad_jaxpr: ClosedJaxpr | None = None
-    grad_chunks: Chunks | None = None
-
+from xtrax.tiling._map_loop import In, Kind, Out, Spec, chunk_types, run_loop
 
 map_p = Primitive("chunked_map")
 map_p.multiple_results = True
 
 
 def bind(spec: Spec, operands: Sequence[Any]) -> list[Any]:
-    """Run the loop: rows come with their axis first, `(total, ...)`."""
+    """Run the loop: rows come along the axis that `spec.outs` gives them."""
     return map_p.bind(*operands, **vars(spec))
 
 
-def _loop(*operands: Any, spec: Spec) -> list[Any]:
-    chunks, fn = spec.chunks, jaxpr_as_fun(spec.jaxpr)
-
-    def run(index: Any) -> list[Any]:
-        pairs = zip(operands, spec.ins, strict=True)
-        return list(fn(*(take(operand, kind, chunks, index) for operand, kind in pairs)))
-
-    if chunks.count == 1:
-        return [y[None] if out is Kind.CHUNK else y for y, out in zip(run(0), spec.outs, strict=True)]
-
-    def body(index: jax.Array, buffers: list[jax.Array]) -> list[jax.Array]:
-        return [
-            _put(buffer, y, out, chunks, index) for buffer, y, out in zip(buffers, run(index), spec.outs, strict=True)
-        ]
-
-    shapes = {
-        Kind.ROWS: lambda aval: (chunks.total, *aval.shape[1:]),
-        Kind.CHUNK: lambda aval: (chunks.count, *aval.shape),
-        Kind.SUM: lambda aval: aval.shape,
-    }
-    initial = [_zeros(aval, shapes[out](aval)) for aval, out in zip(spec.jaxpr.out_avals, spec.outs, strict=True)]
-    return lax.fori_loop(0, chunks.count, body, initial)
-
-
-def chunk_types(operands: Sequence[Any], ins: Sequence[In], chunks: Chunks) -> list[Any]:
-    """The types of what a chunk gets of the operands."""
-    return [
-        jax.eval_shape(lambda x, kind=kind: take(x, kind, chunks, 0), operand)
-        for operand, kind in zip(operands, ins, strict=True)
-    ]
-
-
-def take(operand: Any, kind: In, chunks: Chunks, index: Any) -> Any:
-    """What chunk `index` gets of an operand."""
-    if kind.kind is Kind.WHOLE:
-        return operand
-    if kind.kind is Kind.CHUNK:
-        return lax.dynamic_index_in_dim(operand, index, 0, keepdims=False)
-    if chunks.count == 1:
-        return jnp.moveaxis(operand, kind.axis, 0)
-    rows = lax.dynamic_slice_in_dim(operand, chunks.start(index), chunks.size, kind.axis)
-    rows = jnp.moveaxis(rows, kind.axis, 0)
-    if not (kind.masked and chunks.overlap):
-        return rows
-    kept = (index > 0) | (jnp.arange(chunks.size) < chunks.size - chunks.overlap)
-    return jnp.where(kept.reshape(-1, *[1] * (rows.ndim - 1)), rows, jnp.zeros_like(rows))
-
-
-def _put(buffer: Any, y: Any, out: Kind, chunks: Chunks, index: Any) -> Any:
-    """The buffer with the results of chunk `index`."""
-    if out is Kind.SUM:
-        return buffer + y
-    if out is Kind.CHUNK:
-        return lax.dynamic_update_index_in_dim(buffer, y, index, 0)
-    return lax.dynamic_update_slice_in_dim(buffer, y, chunks.start(index), 0)
-
-
-def _zeros(aval: Any, shape: tuple[int, ...]) -> jax.Array:
-    """Zeros of the type of `aval` but for the leading axis, as a loop's carry must not change its type."""
-    sharding = aval.sharding
-    if sharding is not None and any(sharding.spec):
-        new = len(shape) - len(sharding.spec)
-        spec = jax.sharding.PartitionSpec(*[None] * new, *sharding.spec)
-        sharding = jax.sharding.NamedSharding(sharding.mesh, spec)
-    else:
-        sharding = None
-    zeros = lax.full(shape, 0, aval.dtype, sharding=sharding)
-    varying = tuple(aval.manual_axis_type.varying) if aval.manual_axis_type else ()
-    return lax.pcast(zeros, varying, to="varying") if varying else zeros
-
-
-_jitted_loop = jax.jit(_loop, static_argnames="spec")
+_jitted_loop = jax.jit(run_loop, static_argnames="spec")
 
 
 def _impl(*operands: Any, spec: Spec) -> list[Any]:
@@ -157,7 +43,7 @@ def _impl(*operands: Any, spec: Spec) -> list[Any]:
 
 
 def _abstract_eval(*avals: Any, spec: Spec) -> tuple[list[Any], Any]:
-    looped = trace(lambda *operands: _loop(*operands, spec=spec), avals)
+    looped = trace(lambda *operands: run_loop(*operands, spec=spec), avals)
     return looped.out_avals, looped.effects
 
 
@@ -295,7 +181,7 @@ def _linearize(
 
     outs_at = [*range(n_outs), *stacked]
     known_jaxpr = trace(lambda *args: evaluate(traced, args, outs_at), spec.jaxpr.in_avals)
-    known_outs = (*spec.outs, *[Kind.CHUNK] * len(stacked))
+    known_outs = (*spec.outs, *[Out(Kind.CHUNK)] * len(stacked))
     results = bind(Spec(known_jaxpr, spec.chunks, spec.ins, known_outs, spec.remat), primals)
     wholes = [p if kind.kind is Kind.WHOLE else None for p, kind in zip(primals, spec.ins, strict=True)]
     values = {
@@ -330,17 +216,17 @@ def _transpose(cotangents: Sequence[Any], *operands: Any, spec: Spec) -> list[An
 
         return list(jax.linear_transpose(forward, *(jaxpr.in_avals[i] for i in linear))(list(args[len(known) :])))
 
-    given_kinds = {Kind.ROWS: In(Kind.ROWS, masked=True), Kind.CHUNK: In(Kind.CHUNK), Kind.SUM: In(Kind.WHOLE)}
-    taken_kinds = {Kind.ROWS: Kind.ROWS, Kind.CHUNK: Kind.CHUNK, Kind.WHOLE: Kind.SUM}
+    back_to = {Kind.ROWS: Kind.ROWS, Kind.CHUNK: Kind.CHUNK, Kind.SUM: Kind.WHOLE, Kind.WHOLE: Kind.SUM}
+    cotangents_in = (In(back_to[spec.outs[i].kind], spec.outs[i].axis, masked=True) for i in given)
     back = Spec(
         trace(transposed, [*(jaxpr.in_avals[i] for i in known), *(jaxpr.out_avals[i].to_ct_aval() for i in given)]),
         chunks,
-        (*(spec.ins[i] for i in known), *(given_kinds[spec.outs[i]] for i in given)),
-        tuple(taken_kinds[spec.ins[i].kind] for i in linear),
+        (*(spec.ins[i] for i in known), *cotangents_in),
+        tuple(Out(back_to[spec.ins[i].kind], spec.ins[i].axis) for i in linear),
         spec.remat,
     )
     for i, ct in zip(linear, bind(back, [*(operands[i] for i in known), *(cotangents[i] for i in given)]), strict=True):
-        results[i] = jnp.moveaxis(ct, 0, spec.ins[i].axis) if spec.ins[i].kind is Kind.ROWS else ct
+        results[i] = ct
     return results
 
 
@@ -368,7 +254,12 @@ def _batch(axis_data: Any, operands: Sequence[Any], dims: Sequence[Any], *, spec
     batched = depends(spec.jaxpr, [axis is not None for axis in in_axes])
     if axis_data.name in named_axes(spec.jaxpr):  # such as axis_index, which depends on no operand
         batched = [True] * len(batched)
-    out_axes = [(1 if out is Kind.ROWS else 0) if flag else None for out, flag in zip(spec.outs, batched, strict=True)]
+    # In a chunk the rows stay first; in the whole result the batch is, where jax.vmap most often wants it.
+    out_axes = [int(out.kind is Kind.ROWS) if flag else None for out, flag in zip(spec.outs, batched, strict=True)]
+    outs = tuple(
+        dataclasses.replace(out, axis=out.axis + 1) if flag and out.kind is Kind.ROWS else out
+        for out, flag in zip(spec.outs, batched, strict=True)
+    )
 
     def batch(jaxpr: ClosedJaxpr, chunks: Chunks) -> ClosedJaxpr:
         fn = jax.vmap(
@@ -385,11 +276,10 @@ def _batch(axis_data: Any, operands: Sequence[Any], dims: Sequence[Any], *, spec
         spec,
         jaxpr=batch(spec.jaxpr, spec.chunks),
         ins=tuple(ins),
+        outs=outs,
         grad_jaxpr=batch(spec.grad_jaxpr, spec.grad_chunks) if spec.grad_jaxpr and spec.grad_chunks else None,
     )
-    out_dims = [
-        None if axis is None else (0 if out is Kind.SUM else 1) for axis, out in zip(out_axes, spec.outs, strict=True)
-    ]
+    out_dims = [int(out.kind is Kind.CHUNK) if flag else None for out, flag in zip(outs, batched, strict=True)]
     return bind(new, placed), out_dims
 
 
@@ -408,4 +298,4 @@ map_p.def_effectful_abstract_eval(_with_spec(_abstract_eval))
 ad.primitive_jvps[map_p] = _with_spec(_jvp)
 ad.primitive_transposes[map_p] = _with_spec(_transpose)
 batching.fancy_primitive_batchers[map_p] = _with_spec(_batch)
-mlir.register_lowering(map_p, mlir.lower_fun(_with_spec(_loop), multiple_results=True))
+mlir.register_lowering(map_p, mlir.lower_fun(_with_spec(run_loop), multiple_results=True))

@@ -11,7 +11,8 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from xtrax.tiling._jax_internals import trace, vary_like
 from xtrax.tiling._layout import Chunks
-from xtrax.tiling._map_primitive import In, Kind, Spec, bind, chunk_types, take
+from xtrax.tiling._map_loop import In, Kind, Out, Spec, chunk_types, take
+from xtrax.tiling._map_primitive import bind
 from xtrax.tiling.reducers import Reducer
 
 Leaves = list[jax.Array]
@@ -141,7 +142,7 @@ def _merged(
         return jax.tree.leaves(step(args[len(consts) :]))
 
     jaxpr = trace(of_chunk, chunk_types(operands, kinds, chunks))
-    states = treedef.unflatten(bind(Spec(jaxpr, chunks, kinds, (Kind.CHUNK,) * len(start), remat), operands))
+    states = treedef.unflatten(bind(Spec(jaxpr, chunks, kinds, (Out(Kind.CHUNK),) * len(start), remat), operands))
     return merge_states(reducer, states)
 
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.sharding import PartitionSpec
 
-from xtrax.tiling._axes import broadcast_prefix
+from xtrax.tiling._axes import broadcast_prefix, output_axes
 from xtrax.tiling._chunked import map_chunks
 from xtrax.tiling._jax_internals import named_axes, trace
 from xtrax.tiling._layout import Chunks
@@ -76,13 +76,20 @@ def run(arrays: list[Any], bound: Bound, options: Options) -> Any:
     backward = options.grad_batch_size or bound.size
     if chunks.count <= 1 and backward >= bound.size:
         return options.vmap(of_elements, axes, options.out_axes)(leaves)
-    ys = _mapped(of_elements, leaves, axes, chunks, options)
-    return _placed(ys, of_elements, leaves, axes, options)
+    return _mapped(of_elements, leaves, axes, chunks, options)
 
 
 def _mapped(fn: Callable[[Elements], Any], leaves: Elements, axes: list[int], chunks: Chunks, options: Options) -> Any:
+    def checked(elements: Elements) -> Any:
+        out = fn(elements)
+        broadcast_prefix("out_axes", options.out_axes, out, tree_name="the output")
+        return out
+
+    # jax.vmap refuses None for a result that is not the same for all elements; the others come with the axis first.
+    first = jax.tree.map(lambda _: 0, options.out_axes)
     return map_chunks(
-        options.vmap(fn), leaves, axes, chunks, remat=options.remat, grad_chunk=options.grad_batch_size
+        options.vmap(checked, out_axes=first), leaves, axes, chunks, out_axes=options.out_axes, remat=options.remat,
+        grad_chunk=options.grad_batch_size,
     )  # fmt: skip
 
 
@@ -123,30 +130,6 @@ def _refuse_collectives(
         )
 
 
-def _placed(ys: Any, fn: Callable[[Elements], Any], leaves: Elements, axes: list[int], options: Options) -> Any:
-    """The results with the mapped axis where `out_axes` wants it."""
-    flat, treedef = jax.tree.flatten(ys)
-    places = broadcast_prefix("out_axes", options.out_axes, ys, tree_name="the output")
-    if None in places:
-        # Only jax.vmap can say whether such a result is the same for all elements; it refuses it if not.
-        few = [jax.lax.slice_in_dim(x, 0, 1, axis=axis) for x, axis in zip(leaves, axes, strict=True)]
-        only = jax.tree.leaves(options.vmap(fn, axes, options.out_axes)(few))
-        flat = [one if place is None else y for y, one, place in zip(flat, only, places, strict=True)]
-    moved = []
-    for i, (y, place) in enumerate(zip(flat, places, strict=True)):
-        if place is not None:
-            if isinstance(place, bool) or not isinstance(place, int):
-                raise TypeError(f"out_axes must hold ints and None, but has {place!r} ({type(place).__name__}).")
-            if not -y.ndim <= place < y.ndim:
-                raise ValueError(
-                    f"out_axes has {place} for result {i}, which has {y.ndim} dimensions with the mapped one; it must "
-                    f"lie in [{-y.ndim}, {y.ndim})."
-                )
-            y = jnp.moveaxis(y, 0, place)
-        moved.append(y)
-    return treedef.unflatten(moved)
-
-
 def _over_devices(fn: Callable[[Elements], Any], leaves: Elements, axes: list[int], size: int, options: Options) -> Any:
     """Each device maps its share; the last element is repeated where the elements do not divide."""
     assert options.mesh is not None
@@ -172,22 +155,30 @@ def _over_devices(fn: Callable[[Elements], Any], leaves: Elements, axes: list[in
         state = _reduced(local, xs[: len(axes)], axes, chunks, options, valid)
         return jax.tree.map(lambda s: s[None], state)
 
-    places = axes if len(padded) == len(axes) else [*axes, 0]
-    specs = [PartitionSpec(*[None] * place, options.mesh_axis) for place in places]
+    def split(axis: int | None) -> PartitionSpec:
+        return PartitionSpec() if axis is None else PartitionSpec(*[None] * axis, options.mesh_axis)
+
+    placed = None
+    if options.reducer is None:
+        placed = output_axes(options.out_axes, shape, [leaf.ndim + 1 for leaf in jax.tree.leaves(shape)])
     # A jaxpr does not fit operands that vary over devices where those it was traced for did not: no check of that.
     sharded = jax.shard_map(
         of_device,
         mesh=options.mesh,
-        in_specs=(PartitionSpec(), specs),
-        out_specs=PartitionSpec(options.mesh_axis),
+        in_specs=(PartitionSpec(), [split(axis) for axis in (*axes, 0)[: len(padded)]]),
+        out_specs=split(0) if placed is None else treedef.unflatten([split(axis) for axis in placed]),
         check_vma=False,
     )
     ys = sharded(list(traced.consts), padded)
     if options.reducer is not None:
         return options.reducer.finalize(merge_states(options.reducer, ys))
-    if padding:
-        ys = jax.tree.map(lambda y: y[:size], ys)
-    return _placed(ys, fn, leaves, axes, options)
+    if placed is None or not padding:
+        return ys
+    cut = [
+        y if axis is None else jax.lax.slice_in_dim(y, 0, size, axis=axis)
+        for y, axis in zip(jax.tree.leaves(ys), placed, strict=True)
+    ]
+    return treedef.unflatten(cut)
 
 
 def _repeat_last(x: Any, axis: int, times: int) -> Any:

@@ -29,9 +29,9 @@ def tiled_apply(
     written for batches. That is right only if it treats them independently, which `check` decides from the traced
     function, once for each signature; see `xtrax.tiling.independence.check_independence`.
 
-    The chunks are balanced, the last one overlaps the one before where they do not divide, and each result is written
-    to its place, so that any number of elements needs the memory of one chunk beyond arguments and results. The result
-    can be differentiated, jitted and vmapped. Under `jax.jit` it is compiled once; as with `jax.lax.map`, every call
+    The chunks are balanced, the first two overlap where they do not divide, and each result is written to its place, so
+    that any number of elements needs the memory of one chunk beyond arguments and results. The result can be
+    differentiated, jitted and vmapped. Under `jax.jit` it is compiled once; as with `jax.lax.map`, every call
     outside of it traces anew.
 
     Args:
@@ -135,21 +135,12 @@ def _run(
     def batched(leaves: Sequence[jax.Array]) -> list[jax.Array]:
         values = [jnp.moveaxis(leaf, 0, axis) for leaf, axis in zip(leaves, places, strict=True)]
         outs = jax.tree.leaves(run(*values))
-        return [jnp.moveaxis(out, axis, 0) for out, axis in zip(outs, axes, strict=True) if axis is not None]
+        return [out if axis is None else jnp.moveaxis(out, axis, 0) for out, axis in zip(outs, axes, strict=True)]
 
     leaves = [jnp.asarray(leaf) for leaf in batch.mapped]
-    stacked = iter(map_chunks(batched, leaves, places, chunks))
-    shared: list[Any] = [None] * len(axes)
-    if None in axes:
-        first = [
-            jax.lax.slice_in_dim(leaf, 0, chunks.size, axis=axis) for leaf, axis in zip(leaves, places, strict=True)
-        ]
-        shared = jax.tree.leaves(run(*first))
-    results = [
-        value if axis is None else jnp.moveaxis(next(stacked), 0, axis)
-        for value, axis in zip(shared, axes, strict=True)
-    ]
-    return jax.tree.unflatten(jax.tree.structure(shapes), results)
+    return jax.tree.unflatten(
+        jax.tree.structure(shapes), map_chunks(batched, leaves, places, chunks, out_axes=axes)
+    )  # fmt: skip
 
 
 def _output_axes(shapes: Any, out_axes: Any, size: int, report: IndependenceReport | None) -> list[int | None]:

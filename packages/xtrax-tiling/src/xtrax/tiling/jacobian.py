@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xtrax.tiling._check import check_bool, check_callable, check_int
+from xtrax.tiling._check import check_batch_size, check_bool, check_callable
 from xtrax.tiling._chunked import chunked_vmap
 from xtrax.tiling._layout import Chunks
 from xtrax.tiling._memory import MemoryBudget
@@ -156,7 +156,7 @@ class _Derivative:
         self.argnums = tuple(_check_argnum(argnum) for argnum in ((argnums,) if self.single else argnums))
         if not self.argnums:
             raise ValueError("argnums is empty; name at least one positional argument of fn, such as 0.")
-        self.batch_size = _check_batch_size(batch_size, budget)
+        self.batch_size = check_batch_size(batch_size, budget)
         self.budget = budget
         self.has_aux = check_bool("has_aux", has_aux)
 
@@ -213,28 +213,50 @@ class _Derivative:
             found = f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"
             raise TypeError(f"{self.name} takes real floating arrays, but {name} is {found}; {remedy}.")
 
-    def of_basis(self, of_index: Callable[[jax.Array], Any], size: int) -> Any:
-        """`of_index` of all indices of a basis, stacked along a leading axis."""
-        limit = self.batch_size
+    def of_basis(
+        self, of_index: Callable[[jax.Array], list[Any]], leaves: Sequence[jax.Array], axis: int
+    ) -> list[list[Any]]:
+        """For each leaf the results of `of_index`, stacked along `axis` for the entries of that leaf.
+
+        `of_index` takes the place of an entry among those of all leaves.
+        """
+        sizes = [leaf.size for leaf in leaves]
+        total, limit = sum(sizes), self.batch_size
         if isinstance(limit, str):
-            indices = np.arange(size, dtype=np.int32)
-            limit = tune_batch_size(of_index, indices, budget=self.budget).batch_size if size else None
-        chunks = Chunks.balanced(size, limit or max(size, 1))
-        return chunked_vmap(lambda index: of_index(index[0]), [jnp.arange(size)], [0], chunks)
+            indices = np.arange(total, dtype=np.int32)
+            limit = tune_batch_size(of_index, indices, budget=self.budget).batch_size if total else None
+        firsts = [0, *itertools.accumulate(sizes)]
+        by_leaf: list[list[Any]] = [[] for _ in leaves]
+        for group in _groups(sizes, limit or max(total, 1)):
+            indices = jnp.concatenate([jnp.arange(firsts[i], firsts[i + 1]) for i in group])
+            chunks = Chunks.balanced(indices.size, limit or max(total, 1))
+            stacked = chunked_vmap(lambda index: of_index(index[0]), [indices], [0], chunks, out_axes=axis)
+            cuts = list(itertools.accumulate(sizes[i] for i in group))[:-1]
+            parts = [jnp.split(y, cuts, axis) if cuts else [y] for y in stacked]
+            for at, i in enumerate(group):
+                by_leaf[i] = [part[at] for part in parts]
+        return by_leaf
 
 
-def _check_batch_size(batch_size: Any, budget: Any) -> int | str | None:
-    if isinstance(batch_size, str):
-        if batch_size != "auto":
-            raise ValueError(f'batch_size must be an integer of at least 1, None or "auto", but is {batch_size!r}.')
-        if budget is not None and not isinstance(budget, MemoryBudget):
-            check_int("budget", budget, 1)
-        return batch_size
-    if budget is not None:
-        raise ValueError(
-            f'budget limits the sizes that batch_size="auto" tries, but batch_size is {batch_size!r}; leave out one.'
-        )
-    return None if batch_size is None else check_int("batch_size", batch_size, 1)
+def _groups(sizes: Sequence[int], limit: int) -> list[list[int]]:
+    """Which leaves are found in one loop.
+
+    The results of several leaves are stacked as one and then cut, which holds them twice, so together they are at most
+    a tenth of all, unless they fit a chunk. A large leaf is on its own, and is written to its place.
+    """
+    most = max(limit, sum(sizes) // 10)
+    groups: list[list[int]] = []
+    open_size = most + 1
+    for i, size in enumerate(sizes):
+        if size >= most and sum(sizes) > limit:
+            groups.insert(0, [i])
+        elif open_size + size > most:
+            groups.append([i])
+            open_size = size
+        else:
+            groups[-1].append(i)
+            open_size += size
+    return groups
 
 
 def _check_argnum(argnum: Any) -> int:
@@ -252,18 +274,17 @@ def _forward(settings: _Derivative, fn: Callable[..., Any], inputs: tuple[Any, .
     outs, out_tree = jax.tree.flatten(y)
     # The derivative of what is no float is zero, and JAX's tangents of it hold no numbers.
     moves = [jnp.issubdtype(jnp.result_type(out), jnp.inexact) for out in outs]
-    size = sum(leaf.size for leaf in ins)
 
     def column(index: jax.Array) -> list[jax.Array]:
         dots = jax.tree.leaves(push(*in_tree.unflatten(_basis_vector(ins, index))))
         return [dot for dot, moving in zip(dots, moves, strict=True) if moving]
 
-    columns = iter(settings.of_basis(column, size) if any(moves) else [])
+    columns = settings.of_basis(column, ins, -1) if any(moves) else []
+    position = itertools.accumulate(moves, initial=0)
     jacobian = []
-    for out, moving in zip(outs, moves, strict=True):
+    for out, moving, at in zip(outs, moves, position, strict=False):
         if moving:
-            parts = _split(jnp.moveaxis(next(columns), 0, -1), ins, -1)
-            blocks = [part.reshape(out.shape + leaf.shape) for part, leaf in zip(parts, ins, strict=True)]
+            blocks = [of_leaf[at].reshape(out.shape + leaf.shape) for of_leaf, leaf in zip(columns, ins, strict=True)]
         else:
             blocks = [jnp.zeros(jnp.shape(out) + leaf.shape, out.dtype) for leaf in ins]
         jacobian.append(_by_argument(settings, in_tree, blocks))
@@ -276,16 +297,13 @@ def _reverse(settings: _Derivative, fn: Callable[..., Any], inputs: tuple[Any, .
     outs, out_tree = jax.tree.flatten(y)
     for path, leaf in jax.tree_util.tree_leaves_with_path(y):
         settings.check_real(f"output{jax.tree_util.keystr(path)}", leaf, "return its real parts, or return it as aux")
-    size = sum(leaf.size for leaf in outs)
 
     def row(index: jax.Array) -> list[jax.Array]:
         return jax.tree.leaves(pull(out_tree.unflatten(_basis_vector(outs, index))))
 
-    rows = settings.of_basis(row, size) if outs else []
-    by_input = [_split(stacked, outs, 0) for stacked in rows]
     jacobian = []
-    for i, out in enumerate(outs):
-        blocks = [parts[i].reshape(out.shape + leaf.shape) for parts, leaf in zip(by_input, ins, strict=True)]
+    for out, rows in zip(outs, settings.of_basis(row, outs, 0), strict=True):
+        blocks = [stacked.reshape(out.shape + leaf.shape) for stacked, leaf in zip(rows, ins, strict=True)]
         jacobian.append(_by_argument(settings, in_tree, blocks))
     return _with_aux(out_tree.unflatten(jacobian), aux)
 
@@ -300,13 +318,6 @@ def _basis_vector(leaves: Sequence[jax.Array], index: jax.Array) -> list[jax.Arr
         vector.append(jnp.where(at, jnp.ones_like(leaf), jnp.zeros_like(leaf)))
         first += leaf.size
     return vector
-
-
-def _split(stacked: jax.Array, leaves: Sequence[jax.Array], axis: int) -> list[jax.Array]:
-    """The parts of an axis of all the leaves' entries that belong to each leaf."""
-    if len(leaves) == 1:
-        return [stacked]
-    return jnp.split(stacked, list(itertools.accumulate(leaf.size for leaf in leaves[:-1])), axis)
 
 
 def _by_argument(settings: _Derivative, in_tree: Any, blocks: list[jax.Array]) -> Any:

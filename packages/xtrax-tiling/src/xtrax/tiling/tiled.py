@@ -9,10 +9,9 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
-from xtrax.tiling._check import check_bool, check_callable, check_int
+from xtrax.tiling._check import check_batch_size, check_bool, check_callable, check_int
 from xtrax.tiling._execute_args import check_key
 from xtrax.tiling._execute_program import run_program
-from xtrax.tiling._memory import MemoryBudget
 from xtrax.tiling._tiled_args import Bound, bind
 from xtrax.tiling._tiled_run import Options, run
 from xtrax.tiling.reducers import as_reducer
@@ -92,7 +91,7 @@ def tiled_vmap(
     """
     check_callable("fn", fn, "(*elements) -> outputs")
     _check_in_axes(in_axes)
-    _check_batch_size(batch_size, budget)
+    check_batch_size(batch_size, budget)
     if grad_batch_size is not None:
         grad_batch_size = check_int("grad_batch_size", grad_batch_size, 1)
     reducer = None if reduce is None else as_reducer(reduce)
@@ -173,21 +172,6 @@ def _check_in_axes(in_axes: Any) -> None:
             f"in_axes must be an int, None or a tuple with an entry for each argument, but is {in_axes!r} "
             f"({type(in_axes).__name__}); for one argument that is a pytree write ({in_axes!r},)."
         )
-
-
-def _check_batch_size(batch_size: Any, budget: Any) -> None:
-    if isinstance(batch_size, str):
-        if batch_size != "auto":
-            raise ValueError(f'batch_size must be an integer of at least 1, None or "auto", but is {batch_size!r}.')
-        if budget is not None and not isinstance(budget, MemoryBudget):
-            check_int("budget", budget, 1)
-        return
-    if budget is not None:
-        raise ValueError(
-            f'budget limits the sizes that batch_size="auto" tries, but batch_size is {batch_size!r}; leave out one.'
-        )
-    if batch_size is not None:
-        check_int("batch_size", batch_size, 1)
 
 
 def _check_hashable(name: str, value: Any) -> None:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from jax.core import Tracer
 
 from xtrax.tiling._axes import resolve_axes
-from xtrax.tiling._check import check_callable, check_int
+from xtrax.tiling._check import check_budget, check_callable, check_int
 from xtrax.tiling._memory import MemoryBudget
 from xtrax.tiling._programs import Program, as_abstract
 from xtrax.tiling._tune_cache import keep, recall
@@ -67,7 +67,7 @@ def tune_batch_size(
     ([8, 64], True)
     """
     check_callable("fn", fn, "(*elements) -> outputs")
-    limit = _check_budget(budget)
+    limit = check_budget(budget)
     sizes = _check_candidates(candidates)
     folder = _check_cache(cache)
     if not args:
@@ -102,12 +102,6 @@ def tune_batch_size(
         found = search(run_at, data, total, limit, sizes)
         keep(key, found, folder)
     return found
-
-
-def _check_budget(budget: Any) -> int | None:
-    if isinstance(budget, MemoryBudget):
-        return budget.bytes
-    return None if budget is None else check_int("budget", budget, 1)
 
 
 def _check_candidates(candidates: Any) -> list[int] | None:
