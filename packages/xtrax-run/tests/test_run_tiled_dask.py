@@ -67,6 +67,13 @@ def test_a_cluster_gives_the_same_bytes(source, client, tmp_path):
     assert run(fn, value, key=key, sink=SinkSpec(tmp_path / "local"), client=client).tiles_skipped == 6
 
 
+def test_more_tiles_than_are_in_flight(client, tmp_path):
+    x = np.arange(100, dtype=np.float32)
+    report = run(lambda v: v**2, x, specs=[AxisSpec("row", 100, 4)], sink=SinkSpec(tmp_path / "out"), client=client)
+    assert (report.tiles, report.tiles_done) == (25, 25)
+    np.testing.assert_array_equal(open_results(tmp_path / "out")["output"][:], x**2)
+
+
 def test_reducers_and_dedup_on_a_cluster(client, tmp_path):
     x = rows()[np.arange(N) % 7]
     plan = BatchPlanner(dedup_specs=[find_duplicates(x, "row")]).plan([AxisSpec("row", N, 2)])

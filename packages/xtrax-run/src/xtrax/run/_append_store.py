@@ -299,7 +299,10 @@ class AppendStore:
 
         Raises:
             SinkError: If the disk does not take it.
+            RuntimeError: If a tile is not committed.
         """
+        if self.prefix < self.tiles:
+            raise RuntimeError(f"tile {self.prefix} of {self.tiles} is not committed, so the run is not done")
         with self._failing("could not be finalized"):
             self._lock.check()
             written = {}

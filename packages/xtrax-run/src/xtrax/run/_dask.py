@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import hashlib
 import io
+import itertools
 import socket
 import threading
 import time
@@ -177,7 +178,7 @@ def run_on_workers(session: Session) -> RunReport:
     todo, flying, begun = iter(session.todo), as_completed(), time.perf_counter()
 
     def submit(count: int) -> None:
-        for tile, _ in zip(todo, range(count), strict=False):
+        for tile in itertools.islice(todo, count):
             read = session.inputs.read(tile) if ships else None
             name = f"xtrax-{digest[:16]}-{tile}"
             flying.add(client.submit(compute_tile, str(hidden / _JOB), digest, tile, read, key=name))
