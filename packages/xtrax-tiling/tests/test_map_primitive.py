@@ -13,12 +13,20 @@ from xtrax.tiling._chunked import chunked_vmap, map_chunks
 from xtrax.tiling._layout import Chunks
 
 MODES: dict[str, Any] = {"saved": {}, "remat": {"remat": True}, "smaller backward": {"grad_chunk": 3}}
+TURNED: dict[str, Any] = {name: {"out_axes": (1, -1, 0), **mode} for name, mode in MODES.items()}
 
 
 def chunked(fn, xs, size=4, axis=0, **mode):
     leaves, treedef = jax.tree.flatten(xs)
     chunks = Chunks.balanced(leaves[0].shape[axis], size)
     return chunked_vmap(lambda x: fn(treedef.unflatten(x)), leaves, [axis] * len(leaves), chunks, **mode)
+
+
+def turned(fn, xs, **mode):
+    """Written along other axes, and turned back."""
+    a, b, index = chunked(fn, xs, **mode)
+    assert (a.shape[1], b.shape[-1]) == (xs.shape[0], xs.shape[0])
+    return a.T, b.T, index
 
 
 def plain(fn, xs, size=4, axis=0, **mode):
@@ -80,20 +88,32 @@ TRANSPOSED = [
     "grad", "jvp of grad", "reverse over reverse", "vmap of both", "grad of vmap", "grad of checkpoint", "grad of scan",
 ]  # fmt: skip
 CASES = [(name, mode) for name in TRANSFORMS for mode in MODES if mode == "saved" or name in TRANSPOSED]
+TURNED_CASES = [(name, mode) for name in ("jvp of grad", "vmap of both") for mode in MODES] + [
+    (name, "saved") for name in ("value", "hessian", "reverse over reverse", "vmap of elements", "vmap of vmap")
+]
 
 
-@pytest.mark.parametrize(("name", "mode"), CASES)
-def test_transformations_are_those_of_vmap(name, mode):
+def assert_as_vmap(name, mapped):
     rng = np.random.default_rng(0)
     w = jnp.asarray(rng.normal(size=(3, 2)), jnp.float32)
     xs = jnp.asarray(rng.normal(size=(11, 3)), jnp.float32)  # 3 chunks of 4, and 4 of 3: both overlap
     transform = TRANSFORMS[name]
-    got = jax.jit(transform(functools.partial(loss, functools.partial(chunked, **MODES[mode]))))(w, xs)
+    got = jax.jit(transform(functools.partial(loss, mapped)))(w, xs)
     want = jax.jit(transform(functools.partial(loss, plain)))(w, xs)
     assert jax.tree.structure(got) == jax.tree.structure(want)
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         scale = float(jnp.max(jnp.abs(b))) if b.size else 0.0
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5 * scale)
+
+
+@pytest.mark.parametrize(("name", "mode"), CASES)
+def test_transformations_are_those_of_vmap(name, mode):
+    assert_as_vmap(name, functools.partial(chunked, **MODES[mode]))
+
+
+@pytest.mark.parametrize(("name", "mode"), TURNED_CASES)
+def test_transformations_of_results_along_other_axes_are_those_of_vmap(name, mode):
+    assert_as_vmap(name, functools.partial(turned, **TURNED[mode]))
 
 
 @jax.custom_jvp
@@ -308,6 +328,26 @@ def test_rematerialised_gradients_take_the_memory_of_one_chunk(n):
     # Without rematerialisation, the residuals are those of vmap, and weights are not among them once an element.
     saved = functools.partial(chunked, size=256)
     assert _temporaries(gradient(saved, 1), x, w1, w2) <= 1.1 * peer
+
+
+def test_no_result_is_turned_as_a_whole():
+    n, width = 16_385, 64
+    x = jax.ShapeDtypeStruct((width, n), jnp.float32)  # elements along axis 1, in the result, in the gradient too
+    chunk = 256 * width * 4
+
+    def along(out_axes):
+        return functools.partial(chunked, lambda v: jnp.sin(v) * 2, size=256, axis=1, out_axes=out_axes, remat=True)
+
+    assert _temporaries(along(1), x) <= 4 * chunk
+    assert _temporaries(lambda x: jax.vjp(along(1), x)[1](x), x) <= 4 * chunk
+    # A batch around it is in front of its results, as jax.vmap wants it.
+    several = jax.ShapeDtypeStruct((4, width, n // 4), jnp.float32)
+    assert _temporaries(jax.vmap(along(0)), several) <= 4 * 4 * chunk
+    # The turning is of the chunk; a matrix product before it is none of the transposed operands, which is slower.
+    w = jnp.ones((width, width))
+    text = jax.jit(lambda x: chunked(lambda v: v @ w, x, size=256, axis=1, out_axes=1)).lower(x).compile().as_text()
+    assert text is not None
+    assert f"f32[{width},253]{{1,0}} dot(" not in text
 
 
 def test_forward_mode_takes_the_memory_of_one_chunk():

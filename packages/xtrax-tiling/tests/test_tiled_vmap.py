@@ -61,6 +61,49 @@ def test_arguments_axes_and_pytrees_are_those_of_vmap(size, batch_size, axis, ou
     assert_trees_close(tiled(*args, bias=bias), want)
 
 
+@given(
+    places=st.sampled_from([(0, 1), (1, -1), (-2, 2), (-1, -3)]),
+    shared=st.sampled_from([None, (None, None)]),
+    options=st.sampled_from([{}, {"remat": True}, {"grad_batch_size": 3}]),
+    on_devices=st.booleans(),
+)
+@settings(max_examples=8, deadline=None)
+def test_out_axes_with_derivatives_and_an_outer_vmap(places, shared, options, on_devices):
+    xs, w = jnp.asarray(random(13, 3)), jnp.asarray(random(2, 3, 2))
+    out_axes = {"two": places[0], "three": [places[1]], "shared": shared, "keys": -1}
+
+    def fn(x, w):
+        h = jnp.tanh(x @ w)
+        key = jax.random.fold_in(jax.random.key(0), jnp.int32(10 * x[0]))
+        return {"two": h, "three": [h[:, None] * x], "shared": (w**2, jnp.sum(w)), "keys": jax.random.split(key, 2)}
+
+    def outer(mapped):
+        def value(x, w):
+            ys = mapped(x, w)
+            keys = jax.random.key_data(ys.pop("keys"))
+            weights = jax.tree.map(lambda y: jnp.cos(jnp.arange(y.size)).reshape(y.shape), ys)
+            return sum(jax.tree.leaves(jax.tree.map(lambda y, c: jnp.sum(y**2 * c), ys, weights))), (ys, keys)
+
+        return jax.vmap(jax.value_and_grad(value, (0, 1), has_aux=True), (None, 0))(xs, w)
+
+    tiled = tiled_vmap(fn, (0, None), out_axes, batch_size=4, mesh=mesh_of(3) if on_devices else None, **options)
+    assert_trees_close(outer(tiled), outer(jax.vmap(fn, (0, None), out_axes)), rtol=1e-4, atol=1e-5)
+    assert_trees_close(tiled(xs, w[0]), jax.vmap(fn, (0, None), out_axes)(xs, w[0]))
+
+
+def test_a_shared_result_is_computed_once_and_never_stacked():
+    w = jax.ShapeDtypeStruct((512, 512), jnp.float32)
+    x = jax.ShapeDtypeStruct((4_096,), jnp.float32)
+    tiled = tiled_vmap(lambda x, w: (x * 2, jnp.sin(w)), (0, None), (0, None), batch_size=64)
+    memory = jax.jit(tiled).lower(x, w).compile().memory_analysis()
+    assert memory is not None
+    assert memory.temp_size_in_bytes < 512 * 512 * 4
+    with pytest.raises(TypeError, match="out_axes must hold ints and None, but has 'last'"):
+        tiled_vmap(lambda x: x, out_axes="last", batch_size=2)(np.ones(5))
+    with pytest.raises(TypeError, match="out_axes must hold ints and None, but has True"):
+        tiled_vmap(lambda x: x, out_axes=True, batch_size=2, mesh=mesh_of(2))(np.ones(5))
+
+
 @pytest.mark.parametrize("dtype", ["bool", "int8", "uint32", "float16", "bfloat16", "float32", "complex64"])
 def test_single_operations_are_bit_equal_in_every_dtype(dtype):
     xs = jnp.arange(13).astype(dtype)

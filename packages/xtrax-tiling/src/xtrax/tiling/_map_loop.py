@@ -119,8 +119,10 @@ def _put(buffer: Any, y: Any, out: Out, chunks: Chunks, index: Any) -> Any:
         return buffer + y
     if out.kind is Kind.CHUNK:
         return lax.dynamic_update_index_in_dim(buffer, y, index, 0)
-    # The chunk is turned, so that the whole need not be.
-    return lax.dynamic_update_slice_in_dim(buffer, jnp.moveaxis(y, 0, out.axis), chunks.start(index), out.axis)
+    if out.axis:
+        # The chunk is turned, so that the whole need not be; and it alone, as XLA would turn a matrix product's operands.
+        y = jnp.moveaxis(lax.optimization_barrier(y), 0, out.axis)
+    return lax.dynamic_update_slice_in_dim(buffer, y, chunks.start(index), out.axis)
 
 
 def _zeros(aval: Any, out: Out, chunks: Chunks) -> jax.Array:
