@@ -60,7 +60,7 @@ def in_chunks(
     chunks = Chunks.balanced(size, limit)
     reasoning = f"{because}: {chunks.count} chunks of {chunks.size}"
     if size % limit:
-        how = "balanced" if chunks.size < limit else "the last one overlapping"
+        how = "balanced" if chunks.size < limit else "the first two overlapping"
         reasoning += f", {how} because {size} is not a multiple of {limit} (remainder {size % limit})"
     if chunks.overlap:
         reasoning += f", elements computed twice: {chunks.overlap}"

@@ -120,7 +120,8 @@ def _put(buffer: Any, y: Any, out: Out, chunks: Chunks, index: Any) -> Any:
     if out.kind is Kind.CHUNK:
         return lax.dynamic_update_index_in_dim(buffer, y, index, 0)
     if out.axis:
-        # The chunk is turned, so that the whole need not be; and it alone, as XLA would turn a matrix product's operands.
+        # The chunk is turned, so that the whole need not be; and by itself, as XLA would rather turn the operands of a
+        # matrix product that it comes from, which is slower.
         y = jnp.moveaxis(lax.optimization_barrier(y), 0, out.axis)
     return lax.dynamic_update_slice_in_dim(buffer, y, chunks.start(index), out.axis)
 

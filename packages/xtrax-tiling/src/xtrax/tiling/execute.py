@@ -38,7 +38,7 @@ def execute_plan(
     that share an axis are mapped together along it; axes that no argument shares form the outer product. Each axis runs
     as its strategy says, all of them in one program:
 
-    - `Vmap` all elements at once, `SafeMap` in chunks of at most its `batch_size` (balanced, the last one overlapping
+    - `Vmap` all elements at once, `SafeMap` in chunks of at most its `batch_size` (balanced, the first two overlapping
       where they do not come out even, so `fn` should be pure; where it has side effects each element is computed once);
     - `DedupGather` only the distinct elements, at once or in chunks of its `batch_size`, whose results are handed out;
     - `Scan` one element after another: a step computes what is inside the axis, `y`, and then

@@ -68,9 +68,9 @@ class SafeMapIterator:
     """Chunks of at most `tile` elements, one after another, whatever the number of elements.
 
     The results are those of `jax.vmap`. Memory is that of the inputs, the outputs and one chunk: chunks are balanced,
-    and the last one overlaps the one before where they do not come out even, so `fn` should be pure, since a few
-    elements may be computed twice. Differentiable in both modes; reverse mode keeps what `fn` saves of every element,
-    unless `fn` is a `jax.checkpoint`. As with every loop of JAX, a call outside `jax.jit` compiles anew each time.
+    and the first two overlap where they do not come out even, so `fn` should be pure, since a few elements may be
+    computed twice. Differentiable in both modes; reverse mode keeps what `fn` saves of every element, unless `fn` is a
+    `jax.checkpoint`. As with every loop of JAX, a call outside `jax.jit` compiles anew each time.
 
     Args:
         tile: elements mapped at once, at least 1.
