@@ -3,6 +3,8 @@
 import dataclasses
 import functools
 import logging
+import operator
+import sys
 import weakref
 from typing import Any
 
@@ -29,6 +31,7 @@ from xtrax.tiling import (
     Vmap,
     _execute_program,
     execute_plan,
+    tiled_vmap,
 )
 from xtrax.tiling import reducers as rd
 from xtrax.tiling._hooks import AxisHook
@@ -219,12 +222,12 @@ def test_derivatives_batches_and_jit_are_those_of_loops():
 # Programs.
 
 
-def compiles(caplog: Any, call: Any) -> int:
-    """How many programs named execute_plan a call compiles."""
+def compiles(caplog: Any, call: Any, name: str = "fn") -> int:
+    """How many programs of this name a call compiles."""
     caplog.clear()
     with caplog.at_level(logging.WARNING), jax.log_compiles():
         jax.block_until_ready(call())
-    return sum("Finished XLA compilation of jit(execute_plan)" in record.getMessage() for record in caplog.records)
+    return sum(f"Finished XLA compilation of jit({name})" in record.getMessage() for record in caplog.records)
 
 
 def test_a_repeated_eager_call_compiles_once(caplog):
@@ -254,10 +257,10 @@ def test_modules_are_told_apart_by_structure_and_their_arrays_are_arguments(capl
     def call(*fields):
         return execute_plan(Scaled(*fields), plan, x)
 
-    assert compiles(caplog, lambda: call(jnp.float32(2))) == 1
-    assert compiles(caplog, lambda: call(jnp.float32(5))) == 0
+    assert compiles(caplog, lambda: call(jnp.float32(2)), "Scaled") == 1
+    assert compiles(caplog, lambda: call(jnp.float32(5)), "Scaled") == 0
     np.testing.assert_allclose(call(jnp.float32(5)), 5 * x)
-    assert compiles(caplog, lambda: call(jnp.float32(2), True)) == 1
+    assert compiles(caplog, lambda: call(jnp.float32(2), True), "Scaled") == 1
     np.testing.assert_allclose(call(jnp.float32(2), True), -2 * x)
 
 
@@ -283,6 +286,93 @@ def test_a_transition_is_traced_anew_when_what_it_closes_over_is_replaced():
     for scale in (2.0, 3.0):
         _, carries = execute_plan(None, plan, x)
         np.testing.assert_allclose(carries["a"], scale * x.sum(), rtol=1e-5)
+
+
+SCALE = 2.0
+
+
+def scaled(carry, y):
+    return carry + SCALE * y, None
+
+
+@dataclasses.dataclass(frozen=True)
+class Scaled:
+    """A transition that is an object, and calls one of its own."""
+
+    step: Any
+
+    def __call__(self, carry, y):
+        carry, _ = self.step(carry, y)
+        return SCALE * carry, None
+
+
+class Weighted(eqx.Module):
+    def __call__(self, x):
+        return SCALE * x
+
+
+TRANSITIONS = {
+    "function": (scaled, lambda total, y: total + SCALE * y),
+    "partial": (
+        functools.partial(lambda k, carry, y: (carry + k * SCALE * y, None), 3),
+        lambda t, y: t + 3 * SCALE * y,
+    ),
+    "object": (Scaled(scaled), lambda total, y: SCALE * (total + SCALE * y)),
+    "method": (Scaled(scaled).__call__, lambda total, y: SCALE * (total + SCALE * y)),
+}
+
+
+@pytest.mark.parametrize("name", TRANSITIONS)
+def test_what_runs_at_the_edges_is_traced_anew_when_a_global_is_replaced(name, monkeypatch):
+    transition, step = TRANSITIONS[name]
+    plan, x = plan_of(decision("a", 4, Scan(transition, 0.0))), floats(4)
+    for value in (2.0, 5.0):
+        monkeypatch.setattr(sys.modules[__name__], "SCALE", value)
+        want = 0.0
+        for y in x:
+            want = step(want, y)
+        for fn in (None, jnp.negative):
+            _, carries = execute_plan(fn, plan, x)
+            np.testing.assert_allclose(carries["a"], want if fn is None else -want, rtol=1e-5)
+
+
+def test_modules_reducers_and_gathers_are_traced_anew_when_a_global_is_replaced(monkeypatch):
+    x = floats(4)
+    total = rd.Reducer(
+        lambda element: jnp.zeros(element.shape), lambda state, values, mask: state + SCALE * values.sum(0), jnp.add,
+        lambda state: state,
+    )  # fmt: skip
+    spec = DedupSpec("a", np.array([0, 1]), np.array([0, 1, 1, 0]), 2, gather_fn=lambda ys, index: SCALE * ys[index])
+    gathered = plan_of(decision("a", 4, spec.to_dedup_gather()))
+    for value in (2.0, 5.0):
+        monkeypatch.setattr(sys.modules[__name__], "SCALE", value)
+        np.testing.assert_allclose(tiled_vmap(Weighted(), batch_size=3)(x), value * x, rtol=1e-6)
+        np.testing.assert_allclose(
+            tiled_vmap(jnp.negative, batch_size=2, reduce=total)(x), -value * x.sum(), rtol=1e-5
+        )  # fmt: skip
+        np.testing.assert_allclose(execute_plan(jnp.negative, gathered, x), -value * x[[0, 1, 1, 0]], rtol=1e-6)
+
+
+def test_programs_have_the_name_of_the_function(caplog):
+    def velocity(x):
+        return 2 * x
+
+    plan, x = plan_of(decision("a", 4, SafeMap(3))), floats(4)
+    for fn, name in (
+        (velocity, "velocity"),
+        (functools.partial(velocity), "velocity"),
+        (Weighted(), "Weighted"),
+        (Weighted().__call__, "Weighted"),
+    ):
+        assert compiles(caplog, lambda fn=fn: execute_plan(fn, plan, x), name) == 1, name
+    scan = plan_of(decision("a", 4, Scan(lambda carry, y: scaled(carry, y), 0.0)))
+    assert compiles(caplog, lambda: execute_plan(None, scan, x), "<lambda>") == 1
+
+
+def test_builtins_of_one_module_are_told_apart():
+    plan, x = plan_of(decision("a", 4, SafeMap(3))), floats(4)
+    for fn in (operator.neg, operator.abs, operator.pos):
+        np.testing.assert_allclose(execute_plan(fn, plan, x), fn(x))
 
 
 def test_programs_do_not_keep_their_function_alive():

@@ -3,6 +3,7 @@
 import functools
 import gc
 import itertools
+import sys
 import weakref
 from typing import Any
 
@@ -197,6 +198,25 @@ def test_methods_partials_and_callable_objects(compiled):
     assert len(compiled) == 1
     assert run(functools.partial(scaled, jnp.int32(2), shift=5)) == [13, 17]
     assert len(compiled) == 2
+
+
+OFFSET = 1
+
+
+def test_a_function_is_traced_anew_when_what_it_uses_is_replaced(compiled, monkeypatch):
+    items, weights = [np.array([4, 6])], np.array([1, 2])
+
+    def shifted(x, mask):
+        return x * weights + OFFSET
+
+    for fn in (shifted, functools.partial(lambda scale, x, mask: x * scale + OFFSET, jnp.array([1, 2]))):
+        del compiled[:]
+        for offset in (1, 1, 5):
+            monkeypatch.setattr(sys.modules[__name__], "OFFSET", offset)
+            assert map_ragged(fn, items, boundaries=(2,), batch_size=1)[0].tolist() == [4 + offset, 12 + offset]
+        assert len(compiled) == 2
+    weights = np.array([10, 10])
+    assert map_ragged(shifted, items, boundaries=(2,), batch_size=1)[0].tolist() == [45, 65]
 
 
 def test_arrays_are_arguments_and_not_compiled_in(monkeypatch):

@@ -7,10 +7,7 @@ module with other weights of the same shapes runs the same program.
 
 import functools
 import logging
-import types
-import weakref
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, MutableMapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import jax
@@ -20,20 +17,9 @@ from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from xtrax.jit import bounded_jit
+from xtrax.tiling._kept import Kept, name_of
 
 _log = logging.getLogger("xtrax.tiling")
-
-# What else a trace depends on; anything less usual makes `bounded_jit` refuse the second trace, and say what changed.
-_OPTIONS = (
-    "jax_enable_x64",
-    "jax_default_matmul_precision",
-    "jax_default_device",
-    "jax_default_prng_impl",
-    "jax_numpy_dtype_promotion",
-    "jax_numpy_rank_promotion",
-    "jax_debug_nans",
-)
-_MOST_KEPT = 64
 
 Element = tuple[Any, tuple[jax.ShapeDtypeStruct, ...]]  # the structure of an element, and its leaves without the length
 
@@ -47,10 +33,9 @@ class ElementFn:
         Raises:
             TypeError: it holds a value that is being traced.
         """
-        self._fn = fn
-        tree: Any = (fn.func, fn.args, fn.keywords) if isinstance(fn, functools.partial) else fn
-        self._is_partial = tree is not fn
-        self._leaves, self._treedef = jax.tree.flatten(tree)
+        self._fn: Any = fn
+        self._is_partial = isinstance(fn, functools.partial)
+        self._leaves, self._treedef = jax.tree.flatten(self.tree)
         self._at = [i for i, leaf in enumerate(self._leaves) if isinstance(leaf, (jax.Array, np.ndarray))]
         self.arrays = [self._leaves[i] for i in self._at]
         _refuse_tracers(self.arrays)
@@ -66,24 +51,23 @@ class ElementFn:
         fn, args, keywords = whole
         return functools.partial(fn, *args, **keywords)
 
-    def store(self) -> "tuple[MutableMapping[Hashable, Programs], Hashable]":
-        """Where its programs are kept, and what it is called there.
+    @property
+    def tree(self) -> Any:
+        """What programs are kept for: the function, or the tree that it is known by."""
+        return (self._fn.func, self._fn.args, self._fn.keywords) if self._is_partial else self._fn
 
-        A plain function, or the object that a method is bound to, is referred to weakly, so that its programs go when
-        it goes. A tree, such as a module, is made anew with each change of its arrays, and is known by its structure.
-        What cannot be hashed is not kept.
-        """
-        if self._treedef != jax.tree.structure(0):
-            static = tuple(_static_key(leaf) for i, leaf in enumerate(self._leaves) if i not in set(self._at))
-            key = (self._treedef, static, tuple(jax.typeof(array) for array in self.arrays))
-            return (_BY_STRUCTURE, key) if _is_hashable(key) else ({}, None)
-        method = isinstance(self._fn, types.MethodType)
-        try:
-            # A bound method is made anew at each look-up, but its object is not.
-            owner = self._fn.__self__ if method else self._fn
-            return _BY_FUNCTION.setdefault(owner, {}), self._fn.__func__ if method else None
-        except TypeError:  # no weak references to it, or no hash
-            return {}, None
+    @property
+    def key(self) -> Hashable:
+        """What tells a tree from others of its kind; a plain function is told apart by itself."""
+        if self._treedef == jax.tree.structure(0):
+            return None
+        static = tuple(_static_key(leaf) for i, leaf in enumerate(self._leaves) if i not in set(self._at))
+        return self._treedef, static, tuple(jax.typeof(array) for array in self.arrays)
+
+    @property
+    def name(self) -> str:
+        """Of the function, for profiles."""
+        return name_of((self._fn,))
 
 
 class Program:
@@ -112,6 +96,7 @@ class Program:
         def map_ragged(consts: list[Any], arrays: list[Any], leaves: list[Any], mask: Any) -> list[Any]:
             return jaxpr_as_fun(ClosedJaxpr(traced.jaxpr, consts))(*arrays, *leaves, mask)
 
+        map_ragged.__name__ = map_ragged.__qualname__ = fn.name
         self._run = bounded_jit(map_ragged, max_traces=1)
         self.keeps_length: list[bool] = []
 
@@ -168,22 +153,17 @@ class Programs:
         return [False] * len(here)
 
 
-_BY_FUNCTION: MutableMapping[Any, dict[Hashable, Programs]] = weakref.WeakKeyDictionary()
-_BY_STRUCTURE: "OrderedDict[Hashable, Programs]" = OrderedDict()
+_PROGRAMS: Kept[Programs] = Kept(64)
 
 
 def programs_of(fn: ElementFn, element: Element, batch_size: int) -> Programs:
     """The programs of an earlier call with the same function and type of element, or new ones."""
-    store, name = fn.store()
-    options = tuple(str(getattr(jax.config, option, None)) for option in _OPTIONS)
-    key = (name, element, batch_size, options, jax.sharding.get_abstract_mesh())
-    if key not in store:
-        store[key] = Programs(element, batch_size)
-        if store is _BY_STRUCTURE and len(_BY_STRUCTURE) > _MOST_KEPT:
-            _BY_STRUCTURE.popitem(last=False)
-    elif store is _BY_STRUCTURE:
-        _BY_STRUCTURE.move_to_end(key)
-    return store[key]
+    key = (fn.key, element, batch_size)
+    programs = _PROGRAMS.get(fn.tree, key)
+    if programs is None:
+        programs = Programs(element, batch_size)
+        _PROGRAMS.put(fn.tree, key, programs)
+    return programs
 
 
 def _of_leaves(fn: Callable[[Any, Any], Any], element: Element) -> Callable[[Sequence[Any], Any], Any]:
@@ -199,14 +179,6 @@ def _padded_types(element: Element, length: int) -> tuple[list[jax.ShapeDtypeStr
 def _static_key(leaf: Any) -> Hashable:
     """What tells a leaf that is no array from others: 1, 1.0 and True are equal, but not the same argument."""
     return type(leaf), repr(leaf) if isinstance(leaf, (bool, int, float, complex)) else leaf
-
-
-def _is_hashable(value: Any) -> bool:
-    try:
-        hash(value)
-    except TypeError:
-        return False
-    return True
 
 
 def _refuse_tracers(arrays: Sequence[Any]) -> None:

@@ -133,8 +133,9 @@ def _run_on_device(
     run = _device_run(bound, decisions, mesh, hooks, numbers is not None)
     identity = tuple((d.spec.name, d.spec.cardinality, d.strategy, hooks.get(d.spec.name, NO_HOOK)) for d in decisions)
     program = None if bound.signature is None else (bound.signature, identity, mesh, numbers is not None)
-    steps = [d.strategy.transition for d in decisions if isinstance(d.strategy, Scan)]
-    return run_program(fn, program, run, [*bound.arrays, *([] if numbers is None else [numbers])], steps)
+    called: list[Any] = [value for d in decisions for value in vars(d.strategy).values() if callable(value)]
+    called += [hooks[d.spec.name] for d in decisions if d.spec.name in hooks]
+    return run_program(fn, program, run, [*bound.arrays, *([] if numbers is None else [numbers])], called)
 
 
 def _run_buckets(

@@ -131,9 +131,8 @@ def tiled_vmap(
             reducer.check_size(bound.size)
         sized = dataclasses.replace(options, batch_size=size_of(bound))
         identity = (dataclasses.replace(sized, out_axes=None), places, bound.signature)
-        return run_program(
-            fn, None if bound.signature is None else identity, lambda arrays: run(arrays, bound, sized), bound.arrays
-        )
+        known = None if bound.signature is None else identity
+        return run_program(fn, known, lambda arrays: run(arrays, bound, sized), bound.arrays, [reducer])
 
     return tiled
 
