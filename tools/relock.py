@@ -11,7 +11,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 UV = os.environ.get("UV") or shutil.which("uv") or "uv"
-EXTRAS = ("dask", "equinox", "h5", "viz", "xarray")  # not jax's own for accelerators, which are gigabytes that no test here uses
+# Not jax's own for accelerators, which are gigabytes that no test here uses.
+EXTRAS = ("dask", "equinox", "h5", "viz", "xarray")
 
 
 def main() -> int:
