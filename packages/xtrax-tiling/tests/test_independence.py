@@ -480,6 +480,13 @@ def test_a_module_of_a_batch_is_dependent_where_its_layers_are_mixed():
     assert (report.verdict, report.operation) == ("dependent", "dot_general")
 
 
+@pytest.mark.parametrize("fn", [lambda x: (x**2).mean(), lambda x: {"loss": (x**2).mean()}])
+def test_a_result_that_is_one_number(fn):
+    report = check_independence(fn, data(N, 3))
+    assert (report.verdict, report.operation) == ("dependent", "reduce_sum")
+    assert check_independence(lambda x: jnp.float32(2), data(N, 3)).out_axes is None
+
+
 def test_the_output_that_is_dependent_is_named_and_the_others_do_not_hide_it():
     x = jax.ShapeDtypeStruct((N, 3), jnp.float32)
     report = check_independence(lambda x: {"logits": x * 2, "loss": x.mean(), "n": 1.0}, x)

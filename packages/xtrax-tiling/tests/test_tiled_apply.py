@@ -181,23 +181,52 @@ def test_off_trusts_the_caller():
     np.testing.assert_allclose(tiled_apply(fn, batch_size=3, check="off")(x), np.sin(x), rtol=1e-6)
 
 
-def test_a_signature_is_checked_once():
-    traces = []
+class Switched:
+    """A model with a mode, as of batch norm."""
 
-    def fn(x):
-        traces.append(x.shape)
+    training = False
+
+    def __call__(self, x):
+        return x - x.mean(0) if self.training else x * 2
+
+
+@pytest.mark.parametrize("jit", [False, True])
+def test_the_function_that_runs_is_the_one_that_was_checked(jit):
+    model, x = Switched(), jnp.asarray(data(7, 3))
+    chunked = tiled_apply(model, batch_size=3)
+
+    def call(x):
+        # A new function each time, since a jitted one keeps the program of its first trace.
+        return jax.jit(lambda x: chunked(x))(x) if jit else chunked(x)
+
+    close(call(x), x * 2)
+    model.training = True
+    with pytest.raises(ValueError, match="reduce_sum"):
+        call(x)
+    model.training = False
+    close(call(x), x * 2)
+
+
+@pytest.mark.parametrize("batch_size", [3, 100])
+def test_a_result_that_is_one_number_is_refused(batch_size):
+    with pytest.raises(ValueError, match="dependent in out by reduce_sum"):
+        tiled_apply(lambda x: (x**2).mean(), batch_size=batch_size)(data(7, 3))
+
+
+@pytest.mark.parametrize(
+    ("value", "error"), [(False, TypeError), (np.float32(2), ValueError), (np.ones((2, 3)), ValueError)]
+)
+def test_a_keyword_that_is_shared_is_to_be_given_by_position(value, error):
+    def fn(x, scale=1.0):
         return x * 2
 
-    chunked = tiled_apply(fn, batch_size=4)
-    chunked(jnp.ones((10, 3)))
-    first = len(traces)
-    chunked(jnp.ones((10, 3)))
-    assert len(traces) - first == first - 2  # all but the two traces of the check
-    chunked(jnp.ones((11, 3)))
-    assert len(traces) - first == 2 * first - 2  # another signature
+    with pytest.raises(error, match=r"kwargs\['scale'\].*pass it by position, with None in in_axes") as caught:
+        tiled_apply(fn, batch_size=3)(data(7, 3), scale=value)
+    assert "axis None" not in str(caught.value)
+    close(tiled_apply(fn, (0, None), batch_size=3)(data(7, 3), value), data(7, 3) * 2)
 
 
-def test_a_static_argument_is_part_of_the_signature():
+def test_each_static_argument_is_checked():
     def fn(x, axis):
         return x - x.mean(axis, keepdims=True)
 

@@ -42,7 +42,7 @@ class BatchInputs:
                 if size != first[2]:
                     raise ValueError(
                         f"the batch has {first[2]} elements along axis {first[1]} of {first[0]}, but {size} along axis "
-                        f"{normal} of {label}; give an input that every element shares the axis None."
+                        f"{normal} of {label}; for what every element shares, {_unmapped(label)}."
                     )
             found.append(normal)
         if first is None:
@@ -133,9 +133,22 @@ def normal_axis(label: str, leaf: Any, axis: Any) -> int | None:
         raise TypeError(f"the axis of {label} must be an int or None, but is {axis!r} ({type(axis).__name__}).")
     if not isinstance(leaf, (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct)):
         raise TypeError(
-            f"{label} has the batch along axis {axis}, but is no array ({type(leaf).__name__}); give it the axis None, "
-            "or pass an array or a jax.ShapeDtypeStruct."
+            f"{label} has the batch along axis {axis}, but is no array ({type(leaf).__name__}); if every element "
+            f"shares it, {_unmapped(label)}; else pass an array or a jax.ShapeDtypeStruct."
         )
     if not -len(leaf.shape) <= axis < len(leaf.shape):
-        raise ValueError(f"{label} has shape {leaf.shape}, and so no axis {axis}.")
+        # No keyword has an axis that could be another.
+        cure = f"; if every element shares it, {_unmapped(label)}" if _is_keyword(label) else ""
+        raise ValueError(f"{label} has shape {leaf.shape}, and so no axis {axis}{cure}.")
     return axis % len(leaf.shape)
+
+
+def _is_keyword(label: str) -> bool:
+    return label.startswith("kwargs[")
+
+
+def _unmapped(label: str) -> str:
+    """What to do with an input that is the same for every element."""
+    if _is_keyword(label):
+        return "pass it by position, with None in in_axes, or bind it with functools.partial"
+    return "give it the axis None"

@@ -1,12 +1,11 @@
 """Chunk a function that already takes a batch, once it is known to treat its elements independently."""
 
 import functools
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from xtrax.tiling._batch_inputs import BatchInputs, normal_axis, spread_prefix
 from xtrax.tiling._check import check_callable, check_int
@@ -26,8 +25,8 @@ def tiled_apply(
     """A function of a batch, run on at most `batch_size` elements at a time.
 
     Where `tiled_vmap` maps a function of one element, this chunks a function that takes all of them, such as a model
-    written for batches. That is right only if it treats them independently, which `check` decides from the traced
-    function, once for each signature; see `xtrax.tiling.independence.check_independence`.
+    written for batches. That is right only if it treats them independently, which `check` decides from the function as
+    it is traced, each time that it is; see `xtrax.tiling.independence.check_independence`.
 
     The chunks are balanced, the first two overlap where they do not divide, and each result is written to its place, so
     that any number of elements needs the memory of one chunk beyond arguments and results. The result can be
@@ -37,7 +36,7 @@ def tiled_apply(
     Args:
         fn: a pure function of a batch. Arrays that it holds or closes over become arguments of the loop.
         in_axes: where the elements lie in the positional arguments, as in `jax.vmap`; None for what all chunks share.
-            Keyword arguments are chunked along their axis 0, as in `jax.vmap`.
+            Keyword arguments are chunked along their axis 0, as in `jax.vmap`; pass what is shared by position.
         out_axes: where they lie in the results: an int, None for what is the same for every batch, or a pytree prefix.
         batch_size: the most elements that `fn` is given at once, at least 1. It sees all of them if there are fewer.
         check: "jaxpr" refuses a function whose elements are dependent, or not known to be independent; "off" trusts it.
@@ -68,7 +67,6 @@ def tiled_apply(
             f"in_axes must be an int, None or a tuple with an entry for each argument, but is {in_axes!r} "
             f"({type(in_axes).__name__})."
         )
-    reports: dict[Hashable, IndependenceReport] = {}
 
     # A module's fields are no attributes of the function that this returns.
     @functools.wraps(fn, updated=())
@@ -82,7 +80,9 @@ def tiled_apply(
         batch = BatchInputs.of((args, kwargs), axes, ("args", "kwargs"), "in_axes")
         chunks = Chunks.balanced(batch.size, limit)
         call = _with_keywords(fn)
-        report = _checked(call, batch, chunks.size, reports) if check == "jaxpr" else None
+        # What was found at an earlier call does not hold for this one: the function may read a mode of its module or
+        # a global, and be traced to another program.
+        report = _checked(call, batch, chunks.size) if check == "jaxpr" else None
         return _run(batch.runner(call), batch, chunks, out_axes, report)
 
     return chunked
@@ -92,16 +92,9 @@ def _with_keywords(fn: Callable[..., Any]) -> Callable[[Any, Any], Any]:
     return lambda args, kwargs: fn(*args, **kwargs)
 
 
-def _checked(
-    call: Callable[..., Any], batch: BatchInputs, size: int, reports: dict[Hashable, IndependenceReport]
-) -> IndependenceReport:
-    """The report on a signature, which must say that elements are independent."""
-    key = _signature(batch, size)
-    report = None if key is None else reports.get(key)
-    if report is None:
-        report, _ = analyse(call, batch, size)
-        if key is not None:
-            reports[key] = report
+def _checked(call: Callable[..., Any], batch: BatchInputs, size: int) -> IndependenceReport:
+    """The report on the function as it is at this call, which must say that elements are independent."""
+    report, _ = analyse(call, batch, size)
     if report.verdict != "independent":
         raise ValueError(
             f"fn must treat the elements of its batch independently to be run in chunks, but they are {report}. "
@@ -109,19 +102,6 @@ def _checked(
             "independent, pass check='off'."
         )
     return report
-
-
-def _signature(batch: BatchInputs, size: int) -> Hashable:
-    """What a report depends on; None if an argument that all chunks share is no array and cannot be hashed."""
-    leaves = []
-    for leaf in batch.leaves:
-        if isinstance(leaf, (jax.Array, np.ndarray, np.generic)):
-            leaves.append((leaf.shape, leaf.dtype, getattr(leaf, "weak_type", False)))
-        elif isinstance(leaf, Hashable):
-            leaves.append((type(leaf), leaf))
-        else:
-            return None
-    return (batch.treedef, tuple(batch.axes), size, tuple(leaves))
 
 
 def _run(

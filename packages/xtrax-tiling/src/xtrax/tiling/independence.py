@@ -126,7 +126,6 @@ def analyse(
     second = other_size if other_size is not None and other_size >= 2 and other_size != first else first + 1
     sizes = (first, second)
     programs = []
-    shapes: Any = None
     for size in sizes:
         try:
             program, shape = jax.make_jaxpr(run, return_shape=True)(*batch.types(size))
@@ -136,7 +135,6 @@ def analyse(
                 raise
             return _fails(error, batch.size, size), None
         programs.append((program, shape))
-        shapes = shapes or shape
     (program, shapes), (other, _) = programs
     named = jax.tree_util.tree_flatten_with_path(shapes)[0]
     names = ["out" + jax.tree_util.keystr(path) for path, _ in named]
