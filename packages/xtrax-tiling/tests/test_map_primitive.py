@@ -229,6 +229,53 @@ def test_double_precision_is_kept_in_the_gradient(mode):
         np.testing.assert_allclose(got, 1 / xs, rtol=1e-15)
 
 
+def _root(x):
+    def newton(f, start):
+        return jax.lax.fori_loop(0, 30, lambda _, y: y - f(y) / (3 * y**2 + 1e-3), start)
+
+    return jax.lax.custom_root(lambda y: y**3 - x, 1.0, newton, lambda g, y: y / g(1.0))
+
+
+def test_primitives_that_are_made_of_others_are_mapped_and_differentiated():
+    """On newer JAX these are primitives that a loop takes in only once they are replaced by what they are made of."""
+
+    def fn(x):
+        knots = jnp.arange(5.0)
+        return jnp.interp(x, knots, knots**2), _root(1 + x), jnp.searchsorted(knots, x)
+
+    def loss(mapped, xs):
+        a, b, index = mapped(fn, xs)
+        return jnp.sum(a * b * (1 + index))
+
+    xs = jnp.linspace(0.1, 3.9, 10)
+    for transform in (lambda f: f, jax.jit, jax.grad, lambda f: jax.jit(jax.hessian(f))):
+        got, want = (transform(functools.partial(loss, mapped))(xs) for mapped in (chunked, plain))
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+    got, want = (jax.vmap(lambda x, mapped=mapped: mapped(fn, x)[0])(xs[None]) for mapped in (chunked, plain))
+    np.testing.assert_allclose(got, want, rtol=1e-5)
+
+
+@pytest.mark.parametrize("jit", [False, True])
+def test_results_of_python_numbers_promote_as_those_of_vmap(jit):
+    def products(mapped, xs, scale):
+        sign = mapped(lambda x: jnp.where(x > 0, 1.0, -1.0), xs)
+        assert sign.weak_type
+        return sign * scale, mapped(lambda pair: pair[0] * pair[1], [sign, scale])
+
+    args = jnp.arange(10.0), jnp.ones(10, jnp.bfloat16)
+    for mapped in (chunked, functools.partial(chunked, size=3), plain):
+        fn = functools.partial(products, mapped)
+        assert [y.dtype for y in (jax.jit(fn) if jit else fn)(*args)] == [jnp.bfloat16, jnp.bfloat16]
+
+
+def test_forward_mode_over_a_python_number():
+    xs = jnp.arange(10.0)
+    fn = lambda s: jnp.sum(chunked(lambda x: jnp.sin(s * x), xs))  # noqa: E731
+    for s in (1.5, jnp.float32(1.5)):
+        assert jnp.allclose(jax.jacfwd(fn)(s), jnp.sum(xs * jnp.cos(1.5 * xs)), rtol=1e-5)
+        assert jnp.allclose(jax.hessian(fn)(s), -jnp.sum(xs**2 * jnp.sin(1.5 * xs)), rtol=1e-5)
+
+
 def test_gradients_without_jit():
     with jax.disable_jit():
         got = jax.grad(lambda x: jnp.sum(chunked(lambda v: v**3, x)))(jnp.arange(1.0, 6.0))

@@ -55,8 +55,9 @@ def _is_axis_use(effect: Any) -> bool:
 
 
 def without_tangent(value: Any) -> bool:
-    """Whether an array, or its type, is of integers, keys and the like, whose tangents hold no values."""
-    return not jnp.issubdtype(value.dtype, jnp.inexact)
+    """Whether a number, an array or a type is of integers, keys and the like, whose tangents hold no values."""
+    dtype = value.dtype if hasattr(value, "dtype") else jax.typeof(value).dtype
+    return not jnp.issubdtype(dtype, jnp.inexact)
 
 
 def vary_like(x: Any, others: Sequence[Any]) -> Any:

@@ -79,7 +79,13 @@ def run_loop(*operands: Any, spec: Spec) -> list[Any]:
         ]
 
     initial = [_zeros(aval, out, chunks) for aval, out in zip(spec.jaxpr.out_avals, spec.outs, strict=True)]
-    return lax.fori_loop(0, chunks.count, body, initial)
+    results = lax.fori_loop(0, chunks.count, body, initial)
+    return [_weak(y) if aval.weak_type else y for y, aval in zip(results, spec.jaxpr.out_avals, strict=True)]
+
+
+def _weak(y: jax.Array) -> jax.Array:
+    """Typed as if it were made of Python numbers, as the results of each chunk are."""
+    return lax.convert_element_type_p.bind(y, new_dtype=y.dtype, weak_type=True, sharding=None)
 
 
 def chunk_types(operands: Sequence[Any], ins: Sequence[In], chunks: Chunks) -> list[Any]:

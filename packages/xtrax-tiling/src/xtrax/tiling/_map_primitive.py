@@ -35,7 +35,7 @@ def bind(spec: Spec, operands: Sequence[Any]) -> list[Any]:
     return map_p.bind(*operands, **vars(spec))
 
 
-_jitted_loop = jax.jit(run_loop, static_argnames="spec")
+_jitted_loop = jax.jit(run_loop, static_argnames="spec", inline=True)
 
 
 def _impl(*operands: Any, spec: Spec) -> list[Any]:
@@ -294,6 +294,9 @@ def _with_spec(rule: Callable[..., Any]) -> Callable[..., Any]:
 
 
 map_p.def_impl(_with_spec(_impl))
+# Where primitives inside a chunk are made of simpler ones (jnp.interp is), JAX asks for a loop of those once all
+# derivatives are taken: that of `run_loop`.
+map_p.to_lojax = _with_spec(_impl)
 map_p.def_effectful_abstract_eval(_with_spec(_abstract_eval))
 ad.primitive_jvps[map_p] = _with_spec(_jvp)
 ad.primitive_transposes[map_p] = _with_spec(_transpose)

@@ -106,7 +106,10 @@ def _reduced(
 def _element_types(leaves: Elements, axes: list[int]) -> Elements:
     """The types of one element of each leaf."""
     shapes = [x.shape[:axis] + x.shape[axis + 1 :] for x, axis in zip(leaves, axes, strict=True)]
-    return [jax.ShapeDtypeStruct(shape, x.dtype) for shape, x in zip(shapes, leaves, strict=True)]
+    return [
+        jax.ShapeDtypeStruct(shape, x.dtype, weak_type=jax.typeof(x).weak_type)
+        for shape, x in zip(shapes, leaves, strict=True)
+    ]
 
 
 def _refuse_collectives(
