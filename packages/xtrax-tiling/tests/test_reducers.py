@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from jax import lax
 from jax.sharding import AxisType, PartitionSpec
 
-from xtrax.tiling import Reducer, reducers
+from xtrax.tiling import Reducer, reducers, tiled_vmap
 from xtrax.tiling._reducer_sums import _chunk_sum, _sum_pairs
 
 UNIT = 2.0**-24  # the unit roundoff of float32
@@ -360,6 +360,63 @@ def test_masked_elements_have_no_derivative():
 
     gradient = jax.grad(streamed)(floats([1.0, np.nan, 2.0]))
     np.testing.assert_allclose(gradient, [1 / (1 + np.e), 0, np.e / (1 + np.e)], rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["max", "min"])
+def test_ties_share_the_derivative_equally_however_they_are_chunked(name):
+    direct = getattr(jnp, name)
+    inf, nan = np.inf, np.nan
+    rows = floats([[1, 1, 0, 1] * 3, [-inf] * 12, [inf] * 12, [2, nan, 3, 3] * 3, [0.0, -0.0, 0, 0] * 3]).T
+    for batch_size in (1, 3, 5, 12):  # chunks of 5 overlap
+        run = tiled_vmap(lambda row: row, batch_size=batch_size, reduce=named(name))
+        want = jax.grad(lambda x: direct(x, axis=0).sum())(rows)
+        np.testing.assert_allclose(jax.grad(lambda x, run=run: run(x).sum())(rows), want, rtol=1e-6)
+        dots = (rows,), (np.arange(60, dtype=np.float32).reshape(12, 5),)
+        got = jax.jvp(run, *dots)
+        np.testing.assert_allclose(got, jax.jvp(lambda x: direct(x, axis=0), *dots), rtol=1e-6)
+    many = np.ones(70_000, np.float16)  # more than float16 can count
+    gradient = jax.grad(tiled_vmap(lambda x: x, batch_size=7_000, reduce=named(name)))(many)
+    np.testing.assert_allclose(gradient.astype(np.float32), np.full(70_000, 1 / 70_000, np.float32), rtol=1e-2)
+
+
+def test_ties_are_not_shared_with_what_is_masked():
+    mask = np.array([False, True, True, False, False, False])
+
+    def streamed(x):
+        state = reducers.max.init(element(x))
+        for part in (slice(0, 3), slice(3, 6)):
+            state = reducers.max.update(state, x[part], mask[part])
+        return reducers.max.finalize(state)
+
+    for value in (1.0, -np.inf):
+        np.testing.assert_array_equal(jax.grad(streamed)(floats([value] * 6)), [0, 0.5, 0.5, 0, 0, 0])
+
+
+@pytest.mark.parametrize("size", [1, 2, 6])
+def test_a_variance_past_the_dtype_is_infinite(size):
+    big = floats([1e30, 2e30, -1e30, 3e30, 5e30, 0])
+    greatest = np.float32(3.4e38)
+    columns = [big, 1e30 + big, [greatest, -greatest] * 3, [1e25, 1, 2, 3, 4, 5], [1, np.inf, 2, 3, 4, 5]]
+    rows = floats(columns).T
+    got = reduced(reducers.var, rows, [size] * (6 // size))
+    np.testing.assert_array_equal(got, [np.inf] * 4 + [np.nan])
+    np.testing.assert_array_equal(reduced(reducers.var, 1e30 * np.ones((6, 1), np.float32), [size] * (6 // size)), [0])
+    gradient = jax.grad(lambda x: _scanned(reducers.var, x, size))(big)
+    np.testing.assert_allclose(gradient, (big - big.mean()) / 3, rtol=1e-5)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 6])
+@pytest.mark.parametrize(
+    "values", [[1, np.inf, 2, 200, -np.inf, 3], [-np.inf] * 6, [1, -np.inf, -np.inf, 2, 3, 4]], ids=str
+)
+def test_an_infinite_value_leaves_the_derivative_of_others(values, size):
+    gradient = jax.grad(lambda x: _scanned(reducers.logsumexp, x, size))(floats(values))
+    weights = np.exp(floats(values) - max(x for x in values if x < np.inf)) if max(values) > -np.inf else None
+    if np.inf in values:
+        want = np.where(floats(values) == np.inf, np.nan, 0)
+    else:
+        want = np.full(6, np.nan) if weights is None else weights / weights.sum()
+    np.testing.assert_allclose(gradient, want, rtol=1e-6)
 
 
 @pytest.mark.parametrize("name", ALL)

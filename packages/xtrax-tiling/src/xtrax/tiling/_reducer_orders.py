@@ -5,7 +5,9 @@ relative to the stretch that a state stands for, so `merged` moves those of the 
 """
 
 import dataclasses
+import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -32,26 +34,75 @@ def _is_nan(values: jax.Array) -> jax.Array:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Extreme:
-    """The greatest or the least value; NaN once there was one."""
+    """The greatest or the least value; NaN once there was one.
+
+    `ties` is how many elements are equal to it, so that they share its derivative equally however they were cut into
+    chunks, as in `jnp.max` of them all; None where there are no derivatives.
+    """
 
     value: jax.Array
+    ties: jax.Array | None
     greatest: bool = dataclasses.field(metadata={"static": True})
 
     @classmethod
     def of(cls, values: jax.Array, mask: Any, greatest: bool) -> "Extreme":
         """The extreme of a chunk."""
-        worst = _limit(values.dtype, not greatest)
-        reduction = jnp.max if greatest else jnp.min
-        return cls(reduction(only(mask, values, worst), axis=0, initial=worst), greatest)
+        if not jnp.issubdtype(values.dtype, jnp.floating):
+            return cls(_extreme(values, mask, greatest), None, greatest)
+        value = _chunk_extreme(values, mask, greatest)
+        return cls(value, jnp.sum(only(mask, values == value, False), axis=0, dtype=int), greatest)
 
     def merged(self, other: "Extreme") -> "Extreme":
         """The more extreme of two."""
         pick = jnp.maximum if self.greatest else jnp.minimum
-        return Extreme(pick(self.value, other.value), self.greatest)
+        if self.ties is None or other.ties is None:
+            return Extreme(pick(self.value, other.value), None, self.greatest)
+        value = _more_extreme(self.value, other.value, self.ties, other.ties, self.greatest)
+        ties = jnp.where(self.value == value, self.ties, 0) + jnp.where(other.value == value, other.ties, 0)
+        return Extreme(value, ties, self.greatest)
 
     def result(self) -> jax.Array:
         """The extreme; the least extreme value of the dtype if all elements were masked."""
         return self.value
+
+
+def _extreme(values: jax.Array, mask: Any, greatest: bool) -> jax.Array:
+    worst = _limit(values.dtype, not greatest)
+    reduction = jnp.max if greatest else jnp.min
+    return reduction(only(mask, values, worst), axis=0, initial=worst)
+
+
+_chunk_extreme = jax.custom_jvp(_extreme, nondiff_argnums=(2,))
+
+
+@_chunk_extreme.defjvp
+def _chunk_extreme_jvp(greatest: bool, primals: Any, tangents: Any) -> Any:
+    values, mask = primals
+    value = _chunk_extreme(values, mask, greatest)
+    equal = only(mask, values == value, False)
+    share = _share(value, jnp.sum(equal, axis=0, dtype=int))
+    return value, jnp.sum(tangents[0] * share(equal), axis=0)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(4,))
+def _more_extreme(a: jax.Array, b: jax.Array, a_ties: jax.Array, b_ties: jax.Array, greatest: bool) -> jax.Array:
+    return (jnp.maximum if greatest else jnp.minimum)(a, b)
+
+
+@_more_extreme.defjvp
+def _more_extreme_jvp(greatest: bool, primals: Any, tangents: Any) -> Any:
+    a, b, a_ties, b_ties = primals
+    value = _more_extreme(a, b, a_ties, b_ties, greatest)
+    a_ties, b_ties = jnp.where(a == value, a_ties, 0), jnp.where(b == value, b_ties, 0)
+    share = _share(value, a_ties + b_ties)
+    return value, tangents[0] * share(a_ties) + tangents[1] * share(b_ties)
+
+
+def _share(value: jax.Array, ties: jax.Array) -> Callable[[Any], jax.Array]:
+    """What part of the derivative some of the ties have; NaN of NaN, which nothing is equal to, as in `jnp.max`."""
+    wide = jnp.promote_types(value.dtype, jnp.float32)  # half precision cannot count
+    divisor = jnp.where(_is_nan(value), value.astype(wide), jnp.maximum(ties, 1).astype(wide))
+    return lambda some: (jnp.asarray(some, wide) / divisor).astype(value.dtype)
 
 
 @jax.tree_util.register_dataclass

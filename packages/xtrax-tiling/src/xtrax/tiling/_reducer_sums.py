@@ -174,9 +174,11 @@ class Variance:
         # Divided before they are added, finite values have a finite mean.
         pivot = lax.stop_gradient(_both_words(*_chunk_sum(only(mask, exact / divisor, 0))))
         distances = only(mask, exact - pivot, 0)
-        left = _both_words(*_chunk_sum(distances)) / divisor
+        # Where squares overflow, the variance is infinite, whatever a difference of two of them would be.
+        left = _or_zero(_both_words(*_chunk_sum(distances)) / divisor)
         squares, error = _chunk_sum(_squared(distances))
-        squares, rounding = two_sum(squares, -_squared(left) * divisor)
+        correction = jnp.where(jnp.isfinite(squares), _squared(left) * divisor, jnp.zeros_like(squares))
+        squares, rounding = two_sum(squares, -correction)
         return cls(pivot, left, squares, error + rounding, count, element_dtype(jnp.var, values))
 
     def merged(self, other: "Variance") -> "Variance":
@@ -185,8 +187,10 @@ class Variance:
         real = self.squares.dtype
         share = other.count.astype(real) / jnp.maximum(count, 1).astype(real)
         step, low = two_sum(other.mean, -self.mean)
-        low = low + (other.mean_error - self.mean_error)
-        mean, rounding = two_sum(self.mean, step * share)
+        # Means of opposite signs may be further apart than the dtype can tell, though what lies between them is not.
+        near = jnp.isfinite(step)
+        low = jnp.where(near, low, jnp.zeros_like(low)) + (other.mean_error - self.mean_error)
+        mean, rounding = two_sum(self.mean, jnp.where(near, step * share, other.mean * share - self.mean * share))
         mean_error = self.mean_error + rounding + low * share
         between = _scaled_square(step + low, self.count.astype(real) * share)
         squares, error = _join((self.squares, self.squares_error), (other.squares, other.squares_error))
@@ -230,22 +234,28 @@ class LogSumExp:
         dtype = element_dtype(jax.nn.logsumexp, values)
         exact = only(mask, _accumulated(values, dtype), -jnp.inf)
         largest = lax.stop_gradient(jnp.max(exact, axis=0, initial=-jnp.inf))
-        return cls(largest, *_chunk_sum(jnp.exp(exact - _finite(largest))), dtype)
+        # An infinite value has a term of infinity, and the finite ones beside it of zero.
+        start = jnp.where(exact == largest, _or_zero(largest), largest)
+        return cls(largest, *_chunk_sum(jnp.exp(exact - start)), dtype)
 
     def merged(self, other: "LogSumExp") -> "LogSumExp":
         """Measure both from the larger of the two largest values, and add."""
         largest = jnp.maximum(self.largest, other.largest)
-        mine, others = jnp.exp(self.largest - _finite(largest)), jnp.exp(other.largest - _finite(largest))
-        total, error = _join(
-            (self.total * mine, self.error * mine), (other.total * others, other.error * others)
-        )  # fmt: skip
+        mine, others = _scale(self.largest, largest), _scale(other.largest, largest)
+        total, error = _join((self.total * mine, self.error * mine), (other.total * others, other.error * others))
         return LogSumExp(largest, total, error, self.dtype)
 
     def result(self) -> jax.Array:
         """The logarithm; -inf for no elements."""
-        return (jnp.log(_both_words(self.total, self.error)) + _finite(self.largest)).astype(self.dtype)
+        return (jnp.log(_both_words(self.total, self.error)) + _or_zero(self.largest)).astype(self.dtype)
 
 
-def _finite(largest: jax.Array) -> jax.Array:
-    """Zero in place of a value that cannot be subtracted."""
-    return jnp.where(jnp.isfinite(largest), largest, jnp.zeros_like(largest))
+def _scale(before: jax.Array, after: jax.Array) -> jax.Array:
+    """What a sum measured from `before` is multiplied by to be measured from `after`; 1 if both are one infinity."""
+    same = before == after
+    return jnp.where(same, jnp.ones_like(after), jnp.exp(before - after))
+
+
+def _or_zero(values: jax.Array) -> jax.Array:
+    """Zero in place of what is not finite, and so cannot be subtracted."""
+    return jnp.where(jnp.isfinite(values), values, jnp.zeros_like(values))

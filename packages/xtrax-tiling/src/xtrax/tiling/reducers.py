@@ -243,10 +243,12 @@ logsumexp: Reducer = _leafwise("logsumexp", sums.LogSumExp)
 """`log(sum(exp(x)))`, in the dtype of `jax.nn.logsumexp`; -inf for no elements."""
 
 max: Reducer = _leafwise("max", orders.Extreme, at_least=1, greatest=True)
-"""The greatest element; an empty axis is refused. If all are masked: -inf, or the least integer."""
+"""The greatest element; an empty axis is refused. If all are masked: -inf, or the least integer. Equal
+elements share the derivative equally, as in `jnp.max`."""
 
 min: Reducer = _leafwise("min", orders.Extreme, at_least=1, greatest=False)
-"""The least element; an empty axis is refused. If all are masked: inf, or the greatest integer."""
+"""The least element; an empty axis is refused. If all are masked: inf, or the greatest integer. Equal
+elements share the derivative equally, as in `jnp.min`."""
 
 argmax: Reducer = _leafwise("argmax", orders.ArgMax, at_least=1)
 """The position of the first greatest element, or of the first NaN; an empty axis is refused. Positions count what is
