@@ -73,6 +73,17 @@ def test_every_plan_runs():
         assert make_axis_dispatch(decision.strategy)(lambda x: -x, np.arange(7)).tolist() == [-i for i in range(7)]
 
 
+@pytest.mark.filterwarnings("ignore::xtrax.tiling.RemainderWarning")
+@pytest.mark.parametrize(("size", "how"), [
+    # 2 chunks of 4 hold one element more than 7; 3 chunks of 3 hold 9.
+    (7, "2 chunks of 4, the first two overlapping because 7 is not a multiple of 4 (remainder 3), elements computed "
+        "twice: 1"),
+    (9, "3 chunks of 3, balanced because 9 is not a multiple of 4 (remainder 1)"),
+])  # fmt: skip
+def test_the_reasoning_says_how_chunks_come_out(size, how):
+    assert decide(AxisSpec("batch", size, 4)).reasoning == f"cardinality {size} > default_batch_size 4: {how}"
+
+
 def test_one_warning_names_every_axis_with_a_remainder_and_points_at_the_caller():
     specs = [AxisSpec("a", 10, 4), AxisSpec("b", 8, 4), AxisSpec("c", 9, 2)]
     with pytest.warns(RemainderWarning) as caught:
