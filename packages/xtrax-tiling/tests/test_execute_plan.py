@@ -25,6 +25,7 @@ from xtrax.tiling import (
     BatchPlanner,
     Bucket,
     CarrySpec,
+    DedupGather,
     DedupSpec,
     SafeMap,
     Scan,
@@ -228,6 +229,33 @@ def compiles(caplog: Any, call: Any, name: str = "fn") -> int:
     with caplog.at_level(logging.WARNING), jax.log_compiles():
         jax.block_until_ready(call())
     return sum(f"Finished XLA compilation of jit({name})" in record.getMessage() for record in caplog.records)
+
+
+def test_other_duplicates_and_other_first_carries_need_no_other_program(caplog):
+    def fn(x):
+        return 2 * x
+
+    def distinct(seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        xs = rng.permutation(np.concatenate([np.arange(10), rng.integers(0, 10, 40)])).astype(np.float32)
+        spec = AxisSpec("a", 50, 16, dedup_eligible=True)
+        plan = BatchPlanner().plan([spec], data={"a": xs})
+        assert isinstance(plan.decisions[0].strategy, DedupGather)
+        np.testing.assert_array_equal(execute_plan(fn, plan, xs), 2 * xs)
+
+    def add(carry, y):
+        return carry + y, carry
+
+    def scanned(first: float) -> None:
+        plan = plan_of(decision("t", 3, Scan(add, jnp.float32(first))))
+        outs, carries = execute_plan(fn, plan, jnp.ones(3))
+        assert outs.tolist() == [first, first + 2, first + 4]
+        assert float(carries["t"]) == first + 6
+
+    assert compiles(caplog, lambda: distinct(0)) == 1
+    assert compiles(caplog, lambda: [distinct(seed) for seed in (1, 2)]) == 0
+    assert compiles(caplog, lambda: scanned(0.0)) == 1
+    assert compiles(caplog, lambda: [scanned(first) for first in (1.0, 7.0)]) == 0
 
 
 def test_a_repeated_eager_call_compiles_once(caplog):
@@ -477,6 +505,21 @@ def test_a_bucket_axis_compiles_one_program_for_each_bucket_used(caplog):
     items = ragged(1, 2, 3, 4, 4, 5, 6, 7, 8)
     assert compiles(caplog, lambda: execute_plan(fn, plan, items)) == 2
     assert compiles(caplog, lambda: execute_plan(fn, plan, items)) == 0
+
+
+def test_a_bucket_axis_cuts_every_axis_of_the_length_and_refuses_what_follows_it_otherwise():
+    items = ragged(3, 5)
+    plan = plan_of(decision("s", 2, Bucket((8,)), 2))
+    for item, square in zip(items, execute_plan(lambda x, mask: x @ x.T, plan, items), strict=True):
+        np.testing.assert_allclose(square, item @ item.T, rtol=1e-5)
+    with pytest.raises(ValueError, match=r"outputs\['d'\] has shape \(7, 2\) .* but \(3, 2\).*cannot be cut off"):
+        execute_plan(lambda x, mask: {"d": jnp.diff(x, axis=0)}, plan, items)
+
+
+def test_a_function_of_one_bucket_size_alone_returns_what_it_returns():
+    weight = jnp.eye(4)
+    (result,) = execute_plan(lambda x, mask: weight @ x, plan_of(decision("s", 1, Bucket((4,)), 1)), ragged(3))
+    assert result.shape == (4, 2)
 
 
 def test_a_scan_inside_a_bucket_and_a_derivative_of_what_is_shared():

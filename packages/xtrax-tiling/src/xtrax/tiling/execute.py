@@ -11,6 +11,7 @@ from jax import lax
 
 from xtrax.tiling._batch_plan import BatchPlan
 from xtrax.tiling._execute_args import Bound, bind, check_axes, check_key, check_plan, check_sizes
+from xtrax.tiling._execute_arrays import HeldArrays, held_arrays
 from xtrax.tiling._execute_axes import Axis, Nest, Result, run_nest
 from xtrax.tiling._execute_bucket import Batch, batches, check_ragged, fused, length_axes, take_items
 from xtrax.tiling._execute_lanes import Operand
@@ -130,12 +131,17 @@ def _run_on_device(
 ) -> tuple[Any, dict[str, Any]]:
     """The outputs and carries; `numbers` are those of the elements of the outermost axis, if not 0, 1, 2, and so on."""
     bound = bind(fn, args, names, key)
-    run = _device_run(bound, decisions, mesh, hooks, numbers is not None)
-    identity = tuple((d.spec.name, d.spec.cardinality, d.strategy, hooks.get(d.spec.name, NO_HOOK)) for d in decisions)
+    held = [held_arrays(d.strategy) if mesh is None else None for d in decisions]
+    run = _device_run(bound, decisions, mesh, hooks, held, numbers is not None)
+    identity = tuple(
+        (d.spec.name, d.spec.cardinality, d.strategy if own is None else own.kind, hooks.get(d.spec.name, NO_HOOK))
+        for d, own in zip(decisions, held, strict=True)
+    )
     program = None if bound.signature is None else (bound.signature, identity, mesh, numbers is not None)
     called: list[Any] = [value for d in decisions for value in vars(d.strategy).values() if callable(value)]
     called += [hooks[d.spec.name] for d in decisions if d.spec.name in hooks]
-    return run_program(fn, program, run, [*bound.arrays, *([] if numbers is None else [numbers])], called)
+    arrays = [*bound.arrays, *(array for own in held if own is not None for array in own.arrays)]
+    return run_program(fn, program, run, [*arrays, *([] if numbers is None else [numbers])], called)
 
 
 def _run_buckets(
@@ -196,17 +202,18 @@ def _device_run(
     decisions: Sequence[AxisDecision],
     mesh: jax.sharding.Mesh | None,
     hooks: Mapping[str, AxisHook],
+    held: Sequence[HeldArrays | None],
     given_numbers: bool,
 ) -> Callable[[list[Any]], tuple[Any, dict[str, Any]]]:
     """The function from the arrays, and perhaps the numbers of the outermost elements, to the outputs and carries."""
     sizes = [decision.spec.cardinality for decision in decisions]
     strides = [math.prod(sizes[k + 1 :]) for k in range(len(sizes))]
-    axes = tuple(Axis(d.spec.name, d.strategy, hooks.get(d.spec.name, NO_HOOK)) for d in decisions)
-    effects = any(axis.hook.emit is not None for axis in axes)
-    padded = given_numbers or (mesh is not None and (effects or axes[0].hook.streamed is not None))
+    of_plan = tuple(Axis(d.spec.name, d.strategy, hooks.get(d.spec.name, NO_HOOK)) for d in decisions)
+    effects = any(axis.hook.emit is not None for axis in of_plan)
+    padded = given_numbers or (mesh is not None and (effects or of_plan[0].hook.streamed is not None))
     numbered = bound.has_key or effects or padded
     first = len(bound.arrays)
-    positions = tuple(range(first, first + len(axes))) if numbered else ()
+    positions = tuple(range(first, first + len(of_plan))) if numbered else ()
 
     def call(values: Sequence[Any]) -> Any:
         index = None
@@ -217,11 +224,16 @@ def _device_run(
 
     def run(arrays: list[Any]) -> tuple[Any, dict[str, Any]]:
         operands = [Operand(jnp.asarray(array), dims) for array, dims in zip(arrays[:first], bound.dims, strict=True)]
+        at, axes = first, list(of_plan)
+        for k, own in enumerate(held):
+            if own is not None:
+                part, at = arrays[at : at + len(own.arrays)], at + len(own.arrays)
+                axes[k] = dataclasses.replace(axes[k], strategy=own.strategy_with(part))
         if numbered:
             numbers = [jnp.arange(size, dtype=jnp.int32) for size in sizes]
-            numbers[:1] = arrays[first:] or numbers[:1]
+            numbers[:1] = arrays[at:] or numbers[:1]
             operands += [Operand(x, (axis.name,)) for x, axis in zip(numbers, axes, strict=True)]
-        nest = Nest(axes, call, bound.groups, positions, padded, _fires(call, operands, axes))
+        nest = Nest(tuple(axes), call, bound.groups, positions, padded, _fires(call, operands, axes))
         return _tied(run_nest(nest, operands) if mesh is None else run_on_mesh(nest, operands, mesh))
 
     return run
