@@ -1,5 +1,6 @@
 """tiled_vmap against jax.vmap."""
 
+import contextlib
 import functools
 from typing import Any
 
@@ -342,6 +343,43 @@ def test_explicitly_sharded_axes_that_are_not_mapped_keep_their_sharding():
         np.testing.assert_allclose(out, 2 * np.sin(x), rtol=1e-6)
         gradient = jax.jit(jax.grad(lambda x: jnp.sum(tiled(x))))(placed)
         np.testing.assert_allclose(gradient, 2 * np.cos(x), rtol=1e-5)
+
+
+@pytest.mark.parametrize("context", [None, AxisType.Auto, AxisType.Explicit])
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_meshes_of_both_kinds_with_and_without_a_context(kind, context):
+    mesh = jax.make_mesh((8,), ("d",), axis_types=(kind,))
+    xs, w = jnp.asarray(random(13, 3)), jnp.asarray(random(3, seed=1))
+    want = np.sin(xs) * w
+    outer = contextlib.nullcontext() if context is None else jax.set_mesh(jax.make_mesh((8,), ("d",), (context,)))
+    with outer:
+        options: dict[str, Any] = {"batch_size": 2, "mesh": mesh}
+        tiled = tiled_vmap(lambda x: jnp.sin(x) * w, **options)
+        np.testing.assert_allclose(tiled(xs), want, rtol=1e-5)
+        np.testing.assert_allclose(jax.jit(tiled)(xs[:8]), want[:8], rtol=1e-5)
+        gradient = jax.jit(jax.grad(lambda xs: jnp.sum(tiled(xs) ** 2)))(xs)
+        np.testing.assert_allclose(gradient, 2 * want * np.cos(xs) * w, rtol=1e-4, atol=1e-5)
+        for size in (8, 13):
+            total = tiled_vmap(lambda x: jnp.sin(x) * w, reduce=reducers.sum, **options)(xs[:size])
+            np.testing.assert_allclose(total, want[:size].sum(0), rtol=1e-5, atol=1e-6)
+        # What was made outside the context is not typed as part of it.
+        np.testing.assert_allclose(tiled_vmap(jnp.sin, batch_size=4)(xs), np.sin(xs), rtol=1e-6)
+        np.testing.assert_allclose(jax.jit(tiled_vmap(jnp.sin, batch_size=4))(xs), np.sin(xs), rtol=1e-6)
+
+
+@pytest.mark.parametrize("in_context", [False, True])
+def test_chunks_of_an_explicitly_sharded_axis_are_refused_without_the_mesh(in_context):
+    mesh = jax.make_mesh((8,), ("d",), axis_types=(AxisType.Explicit,))
+    xs = random(16, 3)
+    with jax.set_mesh(mesh) if in_context else contextlib.nullcontext():
+        placed = jax.device_put(xs, NamedSharding(mesh, PartitionSpec("d")))
+        for reduce in (None, reducers.sum):
+            tiled = tiled_vmap(jnp.sin, batch_size=4, reduce=reduce)
+            for fn in (tiled, jax.jit(tiled)):
+                with pytest.raises(ValueError, match=r"axis 0 in chunks of 4, .* over 'd'.* pass the mesh as mesh="):
+                    fn(placed)
+        np.testing.assert_allclose(tiled_vmap(jnp.sin, batch_size=1, mesh=mesh)(placed), np.sin(xs), rtol=1e-6)
+        np.testing.assert_allclose(tiled_vmap(jnp.sin)(placed), np.sin(xs), rtol=1e-6)
 
 
 def test_elements_are_split_over_one_axis_of_a_mesh():

@@ -11,7 +11,7 @@ from jax.extend.core import ClosedJaxpr
 from xtrax.tiling._axes import output_axes
 from xtrax.tiling._jax_internals import evaluate, trace
 from xtrax.tiling._layout import Chunks
-from xtrax.tiling._map_loop import In, Kind, Out, Spec, chunk_types, take
+from xtrax.tiling._map_loop import In, Kind, Out, Spec, check_whole, chunk_types, take
 from xtrax.tiling._map_primitive import bind
 
 Leaves: TypeAlias = list[jax.Array]
@@ -75,8 +75,10 @@ def map_chunks(
 
     Raises:
         TypeError: an entry of `out_axes` that is neither an int nor None.
-        ValueError: `out_axes` is no prefix of the output, or has an axis that a result has not.
+        ValueError: `out_axes` is no prefix of the output, or has an axis that a result has not; a leaf that is
+            explicitly sharded along its mapped axis.
     """
+    check_whole(leaves, axes, chunks)
     backward = chunks if grad_chunk is None else Chunks.balanced(chunks.total, grad_chunk)
     outputs = _Outputs(batched, out_axes)
     rows = [In(Kind.ROWS, axis) for axis in axes]

@@ -1,5 +1,6 @@
 """A loop over chunks: what each chunk gets of the operands, and where its results go."""
 
+import contextlib
 import dataclasses
 import enum
 from collections.abc import Sequence
@@ -96,6 +97,23 @@ def chunk_types(operands: Sequence[Any], ins: Sequence[In], chunks: Chunks) -> l
     ]
 
 
+def check_whole(operands: Sequence[Any], axes: Sequence[int], chunks: Chunks) -> None:
+    """Refuse to take chunks of an axis that is split over devices by its type.
+
+    Raises:
+        ValueError: an operand is sharded along its axis over an `Explicit` mesh axis, and there are several chunks.
+    """
+    for x, axis in zip(operands, axes, strict=True):
+        sharding = jax.typeof(x).sharding
+        if chunks.count > 1 and sharding is not None and sharding.spec[axis] is not None:
+            raise ValueError(
+                f"an array of shape {x.shape} is mapped along axis {axis} in chunks of {chunks.size}, but is "
+                f"explicitly sharded along it over {sharding.spec[axis]!r}, so that a chunk would be on some of the "
+                "devices alone; pass the mesh as mesh= to tiled_vmap or execute_plan, and each device maps its own "
+                "share in chunks, or replicate the axis with jax.reshard."
+            )
+
+
 def take(operand: Any, kind: In, chunks: Chunks, index: Any) -> Any:
     """What chunk `index` gets of an operand."""
     if kind.kind is Kind.WHOLE:
@@ -144,6 +162,7 @@ def _zeros(aval: Any, out: Out, chunks: Chunks) -> jax.Array:
     elif out.kind is Kind.CHUNK:
         shape, spec = [chunks.count, *shape], [None, *spec]
     placed = jax.sharding.NamedSharding(sharding.mesh, jax.sharding.PartitionSpec(*spec)) if split else None
-    zeros = lax.full(shape, 0, aval.dtype, sharding=placed)
+    with jax.sharding.use_abstract_mesh(sharding.mesh) if sharding is not None else contextlib.nullcontext():
+        zeros = lax.full(shape, 0, aval.dtype, sharding=placed)
     varying = tuple(aval.manual_axis_type.varying) if aval.manual_axis_type else ()
     return lax.pcast(zeros, varying, to="varying") if varying else zeros

@@ -11,7 +11,7 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from xtrax.tiling._jax_internals import trace, vary_like
 from xtrax.tiling._layout import Chunks
-from xtrax.tiling._map_loop import In, Kind, Out, Spec, chunk_types, take
+from xtrax.tiling._map_loop import In, Kind, Out, Spec, check_whole, chunk_types, take
 from xtrax.tiling._map_primitive import bind
 from xtrax.tiling.reducers import Reducer
 
@@ -45,6 +45,7 @@ def reduce_chunks(
         remat: whether reverse mode computes each chunk anew.
         grad_chunk: the most elements at once when differentiated; implies `remat`.
     """
+    check_whole(leaves, axes, chunks)
     ins = [In(Kind.ROWS, axis) for axis in axes]
     if valid is not None:
         leaves, ins = [*leaves, valid], [*ins, In(Kind.ROWS)]

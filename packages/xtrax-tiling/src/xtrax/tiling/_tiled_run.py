@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
-from jax.sharding import PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from xtrax.tiling._axes import broadcast_prefix, output_axes
 from xtrax.tiling._chunked import map_chunks
@@ -136,11 +136,17 @@ def _refuse_collectives(
 def _over_devices(fn: Callable[[Elements], Any], leaves: Elements, axes: list[int], size: int, options: Options) -> Any:
     """Each device maps its share; the last element is repeated where the elements do not divide."""
     assert options.mesh is not None
+    mesh, explicit = _in_context(options.mesh)
     per_device = -(-size // options.devices)
     padding = per_device * options.devices - size
     # A function inside shard_map cannot close over arrays of another mesh context, so they are passed in.
-    traced, shape = jax.make_jaxpr(lambda *xs: fn(list(xs)), return_shape=True)(*_element_types(leaves, axes))
+    # It is traced in no mesh, as it runs in that of a device, which is not the one here.
+    with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
+        traced, shape = jax.make_jaxpr(lambda *xs: fn(list(xs)), return_shape=True)(*_element_types(leaves, axes))
     treedef = jax.tree.structure(shape)
+    consts, replicated = list(traced.consts), NamedSharding(mesh, PartitionSpec())
+    if explicit:
+        consts, leaves = jax.reshard((consts, leaves), replicated)
     padded = [_repeat_last(x, axis, padding) for x, axis in zip(leaves, axes, strict=True)]
     if options.reducer is not None and padding:
         padded.append(jnp.arange(size + padding) < size)
@@ -164,15 +170,20 @@ def _over_devices(fn: Callable[[Elements], Any], leaves: Elements, axes: list[in
     placed = None
     if options.reducer is None:
         placed = output_axes(options.out_axes, shape, [leaf.ndim + 1 for leaf in jax.tree.leaves(shape)])
+    in_specs = [split(axis) for axis in (*axes, 0)[: len(padded)]]
+    if explicit:
+        padded = [jax.reshard(x, NamedSharding(mesh, spec)) for x, spec in zip(padded, in_specs, strict=True)]
     # A jaxpr does not fit operands that vary over devices where those it was traced for did not: no check of that.
     sharded = jax.shard_map(
         of_device,
-        mesh=options.mesh,
-        in_specs=(PartitionSpec(), [split(axis) for axis in (*axes, 0)[: len(padded)]]),
+        mesh=mesh,
+        in_specs=(PartitionSpec(), in_specs),
         out_specs=split(0) if placed is None else treedef.unflatten([split(axis) for axis in placed]),
         check_vma=False,
     )
-    ys = sharded(list(traced.consts), padded)
+    ys = sharded(consts, padded)
+    if explicit and (padding or options.reducer is not None):
+        ys = jax.reshard(ys, replicated)
     if options.reducer is not None:
         return options.reducer.finalize(merge_states(options.reducer, ys))
     if placed is None or not padding:
@@ -182,6 +193,16 @@ def _over_devices(fn: Callable[[Elements], Any], leaves: Elements, axes: list[in
         for y, axis in zip(jax.tree.leaves(ys), placed, strict=True)
     ]
     return treedef.unflatten(cut)
+
+
+def _in_context(mesh: jax.sharding.Mesh) -> tuple[jax.sharding.Mesh, bool]:
+    """The mesh as JAX wants it in its context, and whether shardings are part of types there."""
+    context = jax.sharding.get_abstract_mesh()
+    same = (context.axis_names, context.axis_sizes) == (mesh.axis_names, mesh.axis_sizes)
+    types = (AxisType.Auto,) * len(mesh.axis_names)
+    if same and AxisType.Manual not in context.axis_types:
+        types = context.axis_types
+    return jax.sharding.Mesh(mesh.devices, mesh.axis_names, axis_types=types), AxisType.Explicit in types
 
 
 def _repeat_last(x: Any, axis: int, times: int) -> Any:
