@@ -93,6 +93,82 @@ def clipped(x):
 clipped.defvjp(lambda x: (clipped(x), None), lambda _, g: (g,))
 
 
+@jax.custom_vjp
+def layer(w, b, x):
+    return jnp.tanh(x @ w) + b
+
+
+def layer_backward(saved, g):
+    w, x = saved
+    g_in = g * (1 - jnp.tanh(x @ w) ** 2)
+    return 2 * (x.T @ g_in), g.sum(0), g_in @ w.T
+
+
+layer.defvjp(lambda w, b, x: (layer(w, b, x), (w, x)), layer_backward)
+
+
+def with_backward(backward):
+    """The identity with a derivative of its own."""
+
+    @jax.custom_vjp
+    def same(x):
+        return x
+
+    same.defvjp(lambda x: (x, x), lambda x, g: (backward(g),))
+    return same
+
+
+def clip_by_norm(g):
+    return g / jnp.maximum(1.0, jnp.sqrt(jnp.sum(g * g)))
+
+
+clip_norm, clip_values = with_backward(clip_by_norm), with_backward(lambda g: jnp.clip(g, -1, 1))
+clip_rows = with_backward(lambda g: g / jnp.maximum(1.0, jnp.sqrt(jnp.sum(g * g, axis=1, keepdims=True))))
+rounded = with_backward(lambda g: (g / 7).astype(jnp.int32).astype(jnp.float32))
+halved, plus_one = with_backward(lambda g: -g / 2), with_backward(lambda g: g + 1)
+
+
+@jax.custom_vjp
+def bounded(x, w, limit):
+    return x * w + limit
+
+
+@jax.custom_vjp
+def weighted(w, x):
+    return x @ w
+
+
+def by_number(saved, g):
+    w, x = saved
+    summed = x.T @ g
+    return jnp.broadcast_to(summed, (len(x), *summed.shape)).sum(0), g @ w.T
+
+
+weighted.defvjp(lambda w, x: (x @ w, (w, x)), by_number)
+bounded.defvjp(lambda x, w, limit: (x * w, (x, w)), lambda saved, g: (g * saved[1], None, None))
+W = np.arange(9, dtype=np.float32).reshape(3, 3)
+
+# name: (function of weights and a batch, whether its gradients in chunks are those of the whole batch)
+BACKWARD = {
+    "a layer": (lambda w, x: layer(w, w[0], x), True),
+    "a layer of one element under vmap": (lambda w, x: jax.vmap(lambda r: layer(w, w[0], r[None])[0])(x), True),
+    "weights scaled": (lambda w, x: x @ halved(w), True),
+    "weights without a gradient": (lambda w, x: bounded(x, w[0], 3.0), True),
+    "each element clipped": (lambda w, x: clip_rows(x @ w), True),
+    "each number clipped": (lambda w, x: clip_values(x @ w), True),
+    "clipped under vmap": (lambda w, x: jax.vmap(clip_norm)(x @ w), True),
+    "clipped in a loop over the batch": (lambda w, x: lax.map(lambda r: clip_norm(r @ w), x), True),
+    "weights clipped by norm": (lambda w, x: x @ clip_norm(w), False),
+    "weights clipped by value": (lambda w, x: x @ clip_values(w), False),
+    "a constant added": (lambda w, x: x @ plus_one(w), False),
+    "weights clipped in a jitted function": (lambda w, x: x @ jax.jit(clip_norm)(w), False),
+    "weights clipped under vmap": (lambda w, x: jax.vmap(lambda r: r @ clip_norm(w))(x), False),
+    "a sum times the number of elements": (lambda w, x: weighted(w, x), False),
+    "gradients of few digits": (lambda w, x: x @ rounded(w), False),
+    "the batch clipped by norm": (lambda w, x: clip_norm(x @ w), False),
+}
+
+
 @jax.custom_batching.custom_vmap
 def lopsided(x):
     return x * 2
@@ -244,7 +320,7 @@ def test_dependent_functions_are_refuted_and_the_operation_is_named(name):
     if operation is not None:
         assert report.operation == operation
         assert report.source is not None
-        assert "test_independence.py:" in report.source
+        assert "test_independence.py:" in str(report.source)
         assert operation in str(report)
     if name not in ("permuted", "fixed table", "transposed in place"):  # these cannot be chunked at all
         assert not same(fn, args, 2)  # and they are
@@ -478,6 +554,39 @@ def test_a_module_of_a_batch_is_dependent_where_its_layers_are_mixed():
 
     report = check_independence(attention_over_rows, jax.ShapeDtypeStruct((N, 4), jnp.float32))
     assert (report.verdict, report.operation) == ("dependent", "dot_general")
+
+
+@pytest.mark.parametrize("shared", ["argument", "constant"])
+@pytest.mark.parametrize("name", BACKWARD)
+def test_backward_passes_of_custom_vjp_are_followed(name, shared):
+    fn, same = BACKWARD[name]
+    x = 3 * data(N, 3)
+    if shared == "argument":
+        report = check_independence(fn, (jax.ShapeDtypeStruct(W.shape, W.dtype), x), axis=(None, 0))
+    else:
+        report = check_independence(lambda x: fn(jnp.asarray(W), x), x)
+    assert report.verdict == ("independent" if same else "undecided"), str(report)
+    if not same:
+        assert report.operation == "custom_vjp_call"
+        assert "backward pass" in report.reason
+        assert "test_independence.py:" in str(report.source)
+
+    def gradient(w, x):
+        return jax.grad(lambda w, x: jnp.sum(fn(w, x) ** 2), (0, 1))(w, x)
+
+    # The verdict against what chunks give: a sum for the weights, rows for the batch.
+    whole = jax.jit(gradient)(W, x)
+    parts = [jax.jit(gradient)(W, x[i : i + 2]) for i in range(0, N, 2)]
+    by_parts = (sum(part[0] for part in parts), np.concatenate([part[1] for part in parts]))
+    close = [np.allclose(a, b, rtol=1e-4, atol=1e-4) for a, b in zip(whole, by_parts, strict=True)]
+    assert all(close) == same
+
+
+def test_a_function_whose_backward_pass_fails_has_values_alone():
+    def broken(g):
+        raise NotImplementedError("no derivative")
+
+    assert check_independence(with_backward(broken), data(N, 3)).verdict == "independent"
 
 
 @pytest.mark.parametrize("fn", [lambda x: (x**2).mean(), lambda x: {"loss": (x**2).mean()}])

@@ -14,7 +14,8 @@ import numpy as np
 from jax.core import Tracer
 from jax.extend.core import Literal
 
-from xtrax.tiling._dependence_control import CONTROL, INNER
+from xtrax.tiling._dependence_control import CALLS, CONTROL, INNER
+from xtrax.tiling._dependence_gradient import sum_over_elements
 from xtrax.tiling._dependence_indexing import INDEXING
 from xtrax.tiling._dependence_rules import MAKERS, RULES
 from xtrax.tiling._dependence_state import (
@@ -26,6 +27,7 @@ from xtrax.tiling._dependence_state import (
     Op,
     Shared,
     State,
+    Total,
     holds_positions,
     names,
     settle,
@@ -60,7 +62,7 @@ def follow(first: Any, second: Any, states: Sequence[State], sizes: tuple[int, i
         states: those of its arguments.
         sizes: both batch sizes, different and at least 2.
     """
-    return _Walk(sizes, False)(first, second, states)
+    return _Walk(sizes)(first, second, states)
 
 
 _KNOWN = CONTROL.keys() | INDEXING.keys() | MAKERS.keys() | RULES.keys()
@@ -68,16 +70,27 @@ _UNKNOWN = "what it does to a batch is not known"
 
 
 class _Walk:
-    """The interpreter, inside or outside of a loop over the batch."""
+    """The interpreter.
 
-    def __init__(self, sizes: tuple[int, int], in_element: bool) -> None:
+    Args:
+        sizes: both batch sizes.
+        in_element: whether it is inside a loop over the batch.
+        backward: whether it follows a backward pass, whose own derivatives are not looked at.
+        sums: whether it tells sums over the elements apart from what else is mixed.
+    """
+
+    def __init__(
+        self, sizes: tuple[int, int], in_element: bool = False, backward: bool = False, sums: bool = False
+    ) -> None:
         self.sizes = sizes
         self.in_element = in_element
+        self.backward = backward
+        self.sums = sums
 
     def __call__(self, first: Any, second: Any, states: Sequence[State], in_element: bool = False) -> list[State]:
         """The states of the results of a pair of programs."""
         if in_element and not self.in_element:
-            return _Walk(self.sizes, True)(first, second, states)
+            return _Walk(self.sizes, True, self.backward)(first, second, states)
         one, two = getattr(first, "jaxpr", first), getattr(second, "jaxpr", second)
         try:
             return self._run(one, two, _consts(first), _consts(second), states)
@@ -117,6 +130,13 @@ class _Walk:
     def _apply(self, eqn: Any, second: Any, states: list[State]) -> list[State]:
         # A constant has no operation of its own: it is named by the first that uses it.
         states = [_located(state, eqn, named=False) for state in states]
+        walk = self
+        if self.sums and eqn.primitive.name in CONTROL and eqn.primitive.name not in CALLS:
+            # Branches and loops join values, and what they make of a sum over the elements is not followed.
+            walk = _Walk(self.sizes, self.in_element, self.backward)
+            states = [Mixed(state.cause) if isinstance(state, Total) else state for state in states]
+        # A loop over the batch runs a backward pass once for each element, whatever the chunks.
+        ends = self.backward or self.in_element
         op = Op(
             name=eqn.primitive.name,
             params=eqn.params,
@@ -126,10 +146,12 @@ class _Walk:
             literals=tuple(_scalar(atom) for atom in eqn.invars),
             sizes=self.sizes,
             eqn=eqn,
-            walk=self,
+            second=second,
+            walk=walk,
             in_element=self.in_element,
+            backward=None if ends else _Walk(self.sizes, backward=True, sums=True),
         )
-        found = _rule_of(op, states)
+        found = _rule_of(op, states, self.sums)
         results = found if isinstance(found, list) else [found] * len(op.outs)
         if op.name in CONTROL:
             results = [_located(state, eqn, named=True) for state in results]
@@ -144,16 +166,21 @@ def _located(state: State, eqn: Any, named: bool) -> State:
     if not isinstance(state, Mixed) or state.cause.source is not None or (state.cause.operation is not None) != named:
         return state
     operation = state.cause.operation or eqn.primitive.name
-    return Mixed(dataclasses.replace(state.cause, operation=operation, source=source_line(eqn)))
+    return dataclasses.replace(
+        state, cause=dataclasses.replace(state.cause, operation=operation, source=source_line(eqn))
+    )
 
 
-def _rule_of(op: Op, states: list[State]) -> State | list[State]:
+def _rule_of(op: Op, states: list[State], sums: bool) -> State | list[State]:
     """Apply what is known of the primitive."""
     if changed := _changed_params(op):
+        states = [Mixed(state.cause) if isinstance(state, Total) else state for state in states]
         # What an unknown parameter of an unknown primitive means is unknown too.
         return worst(states) or (op.dependent(changed) if op.name in _KNOWN else op.undecided(_UNKNOWN))
     if rule := CONTROL.get(op.name):
         return rule(op, *states)
+    if sums and (state := sum_over_elements(op, states)):
+        return state
     if op.name not in _TOLERANT and (mixed := worst(states)):
         return mixed
     fixed = not any(varies(dim) for dims in op.outs for dim in dims)

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 
+from xtrax.tiling._dependence_gradient import backward_problem
 from xtrax.tiling._dependence_state import Batched, Element, Mixed, Op, State, join, names, shifted, worst
 
 CALLS = names(
@@ -19,11 +20,18 @@ INNER = ("jaxpr", "call_jaxpr", "fun_jaxpr", "call")
 
 
 def call(op: Op, *states: State) -> list[State]:
-    """A function call, whatever its derivative is said to be."""
+    """A function call."""
     key = next((key for key in INNER if key in op.params), None)
     if key is None:
         return [op.undecided("the called program is not found")] * len(op.outs)
     return op.walk(op.params[key], op.other[key], states)
+
+
+def custom_vjp_call(op: Op, *states: State) -> list[State]:
+    """A function call whose derivative is said to be another, which is to be the same in chunks too."""
+    results = call(op, *states)
+    problem = backward_problem(op, states, results)
+    return results if problem is None else [problem] * len(results)
 
 
 def expanded_call(op: Op, *states: State) -> list[State]:
@@ -155,6 +163,7 @@ def scan_counts(params: Any) -> tuple[int, int]:
 CONTROL = {
     **dict.fromkeys(CALLS, call),
     "call_hi_primitive": expanded_call,
+    "custom_vjp_call": custom_vjp_call,
     "cond": cond,
     "custom_linear_solve": linear_solve,
     "scan": scan,

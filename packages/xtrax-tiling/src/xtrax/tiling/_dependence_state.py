@@ -67,6 +67,14 @@ class Mixed:
     cause: Cause
 
 
+@dataclasses.dataclass(frozen=True)
+class Total(Mixed):
+    """In a backward pass: a sum over the elements of something of each, the same at every batch size.
+
+    Those of all chunks sum to that of the whole batch. For all rules that do not know of it, it is mixed.
+    """
+
+
 State: TypeAlias = Shared | Element | Batched | Mixed
 
 
@@ -81,8 +89,10 @@ class Op:
         literals: the value of each argument that the program spells out, else None.
         sizes: the two batch sizes.
         eqn: the equation at the first batch size, for its line in the user's code.
+        second: the equation at the second.
         walk: the states of the results of a pair of inner programs, from those of their arguments.
         in_element: whether this lies inside a loop over the batch.
+        backward: as `walk`, of the programs of a backward pass; None where none is to be followed.
     """
 
     name: str
@@ -93,8 +103,10 @@ class Op:
     literals: tuple[Any, ...]
     sizes: tuple[int, int]
     eqn: Any
+    second: Any
     walk: Callable[..., list[State]]
     in_element: bool
+    backward: Callable[..., list[State]] | None = None
 
     def dependent(self, detail: str) -> Mixed:
         """This operation makes elements depend on others."""

@@ -22,7 +22,8 @@ class IndependenceReport:
 
     Args:
         verdict: "independent": element i of every output is a function of element i of the inputs alone, the same for
-            every i and every batch size; proven. "dependent": it is not. "undecided": neither was found.
+            every i and every batch size; proven. "dependent": it is not. "undecided": neither was found, or values are
+            independent but the backward pass of a `jax.custom_vjp` function may not be, such as one that clips.
         method: "jaxpr" if the operations of the traced function gave the verdict; "perturbation" if the function was
             run with one element changed. A perturbation can refute independence, and never proves it.
         reason: one sentence that says why.
@@ -56,7 +57,9 @@ def check_independence(fn: Callable[..., Any], inputs: Any, axis: Any = 0) -> In
     loops and branches included. Where an operation cannot be followed and the inputs are arrays, the function is run
     with one element changed, which can show that others move. Constants that depend on the batch size, random numbers
     drawn for the whole batch from one key, and arrays with an entry per position count as dependence, since a chunk
-    would meet others. Branches that Python takes by the batch size are seen at the two sizes only.
+    would meet others. The backward pass of a `jax.custom_vjp` function is followed too: in chunks, it must give each
+    element its own gradient, and what they share a sum over the elements. Branches that Python takes by the batch size
+    are seen at the two sizes only.
 
     Args:
         fn: a pure function of a batch.
