@@ -276,21 +276,50 @@ def test_a_function_of_one_length_alone_returns_what_it_returns():
 
 def test_an_unused_boundary_that_the_function_cannot_take_is_no_matter():
     def windows(x, mask):
-        return x.reshape(-1, 4).sum(axis=1), x.reshape(-1, 4).reshape(-1)
+        return x.reshape(-1, 4).reshape(-1)
 
-    ((totals, steps),) = map_ragged(windows, [np.arange(6)], boundaries=(3, 8), batch_size=1)
-    assert totals.tolist() == [6, 9]
+    (steps,) = map_ragged(windows, [np.arange(6)], boundaries=(3, 8), batch_size=1)
     assert steps.tolist() == [0, 1, 2, 3, 4, 5]
 
 
+def test_every_axis_that_is_the_length_is_cut():
+    def outer(x, mask):
+        return x[:, None] * x[None, :], jnp.broadcast_to(x[None, :, None], (3, len(x), 8))
+
+    items = [np.arange(1.0, 4), np.arange(5.0), np.arange(2.0)]
+    for boundaries in ((8,), (4, 8)):
+        results = map_ragged(outer, items, boundaries=boundaries, batch_size=2)
+        for item, (square, middle) in zip(items, results, strict=True):
+            np.testing.assert_array_equal(square, np.outer(item, item))
+            np.testing.assert_array_equal(middle, np.broadcast_to(item[None, :, None], (3, len(item), 8)))
+
+
+@pytest.mark.parametrize(
+    ("fn", "found"),
+    [
+        (lambda x, mask: jnp.diff(x), r"output has shape \(7,\) .* padded to 8, but \(3,\)"),
+        (lambda x, mask: {"twice": jnp.repeat(x, 2)}, r"output\['twice'\] has shape \(16,\)"),
+        (lambda x, mask: (x, x.reshape(-1, 2)), r"output\[1\] has shape \(4, 2\)"),
+        (lambda x, mask: jnp.zeros((1,) * len(x)), "output has shape"),
+        (lambda x, mask: [x[i] for i in range(len(x))], "fn returns PyTreeDef"),
+    ],
+)
+@pytest.mark.parametrize("boundaries", [(8,), (4, 8)])
+def test_padding_that_cannot_be_cut_is_refused(fn, found, boundaries, compiled):
+    items = [np.array([1.0, 2.0, 4.0, 5.0, 6.0], np.float32)]
+    with pytest.raises(ValueError, match=f"(?s){found}.*cannot be cut off; return arrays whose axes"):
+        map_ragged(fn, items, boundaries=boundaries, batch_size=1)
+
+
 def test_padding_and_mask_are_what_is_said():
-    def seen(item, mask):
-        return jnp.concatenate([item["a"], item["b"]]), mask[None]
+    def seen(item, mask):  # in arrays of a size of their own, which are returned whole
+        both = jnp.zeros(9, int).at[: 2 * len(mask)].set(jnp.concatenate([item["a"], item["b"]]))
+        return both, jnp.zeros(9, bool).at[: len(mask)].set(mask)
 
     items = [{"a": np.array([5]), "b": np.array([6])}, {"a": np.array([], int), "b": np.array([], int)}]
     results = map_ragged(seen, items, boundaries=(2,), batch_size=3, pad_value={"a": -1, "b": 7})
-    assert [leaf.tolist() for leaf in results[0]] == [[5, -1, 6, 7], [[True, False]]]
-    assert [leaf.tolist() for leaf in results[1]] == [[-1, -1, 7, 7], [[False, False]]]
+    assert [leaf.tolist() for leaf in results[0]] == [[5, -1, 6, 7] + [0] * 5, [True] + [False] * 8]
+    assert [leaf.tolist() for leaf in results[1]] == [[-1, -1, 7, 7] + [0] * 5, [False] * 9]
 
 
 @pytest.mark.parametrize("dtype", [bool, np.uint8, np.float16, ml_dtypes.bfloat16, np.float32, np.complex64])

@@ -13,6 +13,7 @@ from jax.core import Tracer
 from xtrax.tiling._execute_args import check_leaf
 from xtrax.tiling._execute_axes import PADDING
 from xtrax.tiling._hooks import AxisHook
+from xtrax.tiling._length_axes import length_axes as _axes_of
 from xtrax.tiling._spec import AxisDecision
 from xtrax.tiling.bucket import bucketize, select_bucket
 
@@ -128,18 +129,27 @@ def length_axes(run: Callable[[int], Any], bucket: int, boundaries: Sequence[int
     """For each leaf of the outputs, the axes that are as long as the bucket, and change with it.
 
     Args:
-        run: from a bucket size to the abstract outputs.
+        run: from a bucket size to the abstract outputs and carries of a batch.
         bucket: the size that is used.
         boundaries: the sizes that there are.
+
+    Raises:
+        ValueError: an output or a carry that follows the bucket without having it as an axis.
     """
+
+    def of_element(size: int) -> _Result:
+        return _Result(*jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), run(size)))
+
     # Another size that the function is made for tells an axis of that length from one that only happens to equal it.
-    others = [size for size in boundaries if size != bucket] or [max(1, bucket // 2) if bucket > 1 else 2]
-    other = min(others, key=lambda size: abs(size - bucket))
+    others = sorted((size for size in boundaries if size != bucket), key=lambda size: abs(size - bucket))[:1]
+    result = of_element(bucket)
+    axes = _axes_of(result, bucket, of_element, [*others, bucket // 2, 2 * bucket], name="")
+    return tuple(jax.tree.unflatten(jax.tree.structure(result), [tuple(i + 1 for i in of_leaf) for of_leaf in axes]))
 
-    def changed(a: Any, b: Any) -> tuple[int, ...]:
-        return tuple(i for i, (m, n) in enumerate(zip(a.shape, b.shape, strict=True)) if (m, n) == (bucket, other))
 
-    return jax.tree.map(changed, run(bucket), run(other))
+class _Result(NamedTuple):
+    outputs: Any
+    carries: Any
 
 
 def take_items(outputs: Any, axes: Any, lengths: Sequence[int]) -> list[Any]:

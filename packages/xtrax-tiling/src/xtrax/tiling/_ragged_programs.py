@@ -6,7 +6,6 @@ module with other weights of the same shapes runs the same program.
 """
 
 import functools
-import logging
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
@@ -18,8 +17,7 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from xtrax.jit import bounded_jit
 from xtrax.tiling._kept import Kept, name_of
-
-_log = logging.getLogger("xtrax.tiling")
+from xtrax.tiling._length_axes import length_axes
 
 Element = tuple[Any, tuple[jax.ShapeDtypeStruct, ...]]  # the structure of an element, and its leaves without the length
 
@@ -90,15 +88,15 @@ class Program:
         traced, shapes = jax.make_jaxpr(batched, return_shape=True)(fn.arrays, leaves, mask)
         _refuse_tracers(traced.consts)
         self._consts = list(traced.consts)
-        outputs, self.structure = jax.tree.flatten(shapes)
-        self.sizes = [output.shape[1] if len(output.shape) > 1 else None for output in outputs]
+        self.structure = jax.tree.structure(shapes)
+        self.of_one = jax.tree.map(lambda output: jax.ShapeDtypeStruct(output.shape[1:], output.dtype), shapes)
 
         def map_ragged(consts: list[Any], arrays: list[Any], leaves: list[Any], mask: Any) -> list[Any]:
             return jaxpr_as_fun(ClosedJaxpr(traced.jaxpr, consts))(*arrays, *leaves, mask)
 
         map_ragged.__name__ = map_ragged.__qualname__ = fn.name
         self._run = bounded_jit(map_ragged, max_traces=1)
-        self.keeps_length: list[bool] = []
+        self.length_axes: list[tuple[int, ...]] = []
 
     def __call__(self, arrays: list[Any], leaves: list[Any], mask: npt.NDArray[np.bool_]) -> list[Any]:
         """The results of a batch, each leaf `(batch_size, ...)`."""
@@ -115,42 +113,29 @@ class Programs:
         self._by_length: dict[int, Program] = {}
 
     def of(self, fn: ElementFn, length: int, boundaries: Sequence[int]) -> Program:
-        """The program of a length, traced if it is new; other `boundaries` are lengths that `fn` should take too."""
+        """The program of a length, traced if it is new; other `boundaries` are lengths that `fn` should take too.
+
+        Raises:
+            ValueError: an output follows the length without having it as an axis.
+        """
         if length not in self._by_length:
             program = Program(fn, self._element, self._batch_size, length)
-            program.keeps_length = self._keeps_length(fn, program, length, boundaries)
+            # What is traced costs nothing more; fn is meant for the boundaries, and may take half or twice the length.
+            others = [*self._by_length, *[b for b in boundaries if b != length][:1], length // 2, 2 * length]
+            run = functools.partial(self._abstractly, fn)
+            program.length_axes = length_axes(program.of_one, length, run, others)
             self._by_length[length] = program
         return self._by_length[length]
 
-    def _keeps_length(self, fn: ElementFn, program: Program, length: int, boundaries: Sequence[int]) -> list[bool]:
-        """Which outputs have the length as their leading size because it is the length, and not by coincidence."""
-        here = [size == length for size in program.sizes]
-        if not any(here):
-            return here
-        for known, other in self._by_length.items():
-            if other.structure == program.structure:
-                return [
-                    size == length and there == known for size, there in zip(program.sizes, other.sizes, strict=True)
-                ]
-        # Any other length tells; the boundaries are lengths that fn is meant for, and half or twice the length may be.
-        for known in [*[b for b in boundaries if b != length][:1], length // 2, 2 * length]:
-            leaves, mask = _padded_types(self._element, known)
-            try:
-                # A wrapper of its own, since eval_shape hashes what it is given.
-                shapes = jax.eval_shape(
-                    lambda arrays, *args: _of_leaves(fn.with_arrays(arrays), self._element)(*args),
-                    fn.arrays,
-                    list(leaves),
-                    mask,
-                )
-            except Exception as error:  # noqa: BLE001 - that fn takes no other length is an answer, not a failure
-                _log.debug("map_ragged: fn takes length %d, but not %d: %s", length, known, error)
-                continue
-            outputs, structure = jax.tree.flatten(shapes)
-            if structure == program.structure:
-                there = [output.shape[0] if output.shape else None for output in outputs]
-                return [a == length and b == known for a, b in zip(program.sizes, there, strict=True)]
-        return [False] * len(here)
+    def _abstractly(self, fn: ElementFn, length: int) -> Any:
+        """The types of the results of one element."""
+        if length in self._by_length:
+            return self._by_length[length].of_one
+        leaves, mask = _padded_types(self._element, length)
+        # A wrapper of its own, since eval_shape hashes what it is given.
+        return jax.eval_shape(
+            lambda arrays, *args: _of_leaves(fn.with_arrays(arrays), self._element)(*args), fn.arrays, leaves, mask
+        )
 
 
 _PROGRAMS: Kept[Programs] = Kept(64)

@@ -42,15 +42,17 @@ def map_ragged(
         pad_value: what is written past the end, a number or a pytree of numbers that is a prefix of an item.
 
     Returns:
-        The results as numpy arrays of their own, in the order of `items`. An output whose leading size follows the
-        boundary (found by tracing `fn` at a second length) is cut to the length of its item.
+        The results as numpy arrays of their own, in the order of `items`. Every axis of an output that is the boundary
+        (found by tracing `fn` at a second length) is cut to the length of its item. If `fn` takes no other length,
+        nothing is cut.
 
     Raises:
         TypeError: an `fn` that cannot be called or holds values that are being traced; items that are no pytrees of
             numeric arrays on the host; boundaries or a batch size that are not integers.
         ValueError: boundaries that are empty or not ascending, a batch size below 1, an item longer than the last
-            boundary, leaves that disagree about the length, items that differ in more than their length, or a pad
-            value that a dtype cannot hold.
+            boundary, leaves that disagree about the length, items that differ in more than their length, a pad value
+            that a dtype cannot hold, or an output that follows the boundary without having it as an axis, as that of
+            `jnp.diff`, of which the padding could not be told.
 
     >>> def centred(x, mask):
     ...     return x - x.sum() / mask.sum()
@@ -145,8 +147,9 @@ class _Computed(NamedTuple):
         ]
         for row, item in enumerate(self.batch):
             leaves = []
-            for array, keeps, impl in zip(arrays, self.program.keeps_length, impls, strict=True):
-                leaf = np.array(array[row, : item.length] if keeps else array[row])
+            for array, axes, impl in zip(arrays, self.program.length_axes, impls, strict=True):
+                cut = tuple(slice(item.length if axis in axes else None) for axis in range(max(axes, default=-1) + 1))
+                leaf = np.array(array[(row, *cut)])
                 leaves.append(leaf if impl is None else jax.random.wrap_key_data(jnp.asarray(leaf), impl=impl))
             yield item.position, jax.tree.unflatten(self.program.structure, leaves)
 
