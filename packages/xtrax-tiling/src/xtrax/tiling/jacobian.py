@@ -34,6 +34,9 @@ def tiled_jacfwd(
     `fn` is evaluated and linearised once (`jax.linearize`), whatever the number of chunks. The result can be traced,
     mapped and differentiated like that of `jax.jacfwd`; use it inside `jax.jit`, which fuses the loop.
 
+    There is no `holomorphic=`, which `jax.jacfwd` has: of a complex function, differentiate the real and the imaginary
+    part with respect to those of its argument.
+
     Args:
         fn: a function whose arguments at `argnums` are pytrees of real floating arrays, and whose output is a pytree of
             arrays.
@@ -48,7 +51,8 @@ def tiled_jacfwd(
         the output, of shape `out`, becomes a pytree like the input, with leaves `(*out, *in)` of the output's dtype.
 
     Raises:
-        TypeError: an argument of the wrong kind; when called, an input that is no real floating array.
+        TypeError: an argument of the wrong kind; when called, an input that is no real floating array, or
+            no pair where `has_aux`.
         ValueError: `batch_size` below 1, `budget` without "auto", no `argnums`; when called, duplicate `argnums` or
             some that `fn` is not given, "auto" inside a trace.
 
@@ -76,6 +80,9 @@ def tiled_jacrev(
     `fn` is evaluated once (`jax.vjp`), whatever the number of chunks. The result can be traced, mapped and
     differentiated like that of `jax.jacrev`; use it inside `jax.jit`, which fuses the loop.
 
+    There is no `holomorphic=`, which `jax.jacrev` has: of a complex function, differentiate the real and the imaginary
+    part with respect to those of its argument.
+
     Args:
         fn: a function whose arguments at `argnums` are pytrees of real floating arrays, and whose output is one too.
         argnums: the positional argument, or the sequence of them, to differentiate with respect to.
@@ -89,7 +96,8 @@ def tiled_jacrev(
         the output, of shape `out`, becomes a pytree like the input, with leaves `(*out, *in)` of the input's dtype.
 
     Raises:
-        TypeError: an argument of the wrong kind; when called, an input or output that is no real floating array.
+        TypeError: an argument of the wrong kind; when called, an input or output that is no real
+            floating array, or no pair where `has_aux`.
         ValueError: `batch_size` below 1, `budget` without "auto", no `argnums`; when called, duplicate `argnums` or
             some that `fn` is not given, "auto" inside a trace.
 
@@ -117,6 +125,9 @@ def tiled_hessian(
     The gradient of `fn` is linearised once, whatever the number of chunks. Of a `fn` with several outputs, each column
     holds them all.
 
+    There is no `holomorphic=`, which `jax.hessian` has: of a complex function, differentiate the real and the imaginary
+    part with respect to those of its argument.
+
     Args:
         fn: a function whose arguments at `argnums` are pytrees of real floating arrays, and whose output, most often a
             scalar, is one too.
@@ -131,7 +142,8 @@ def tiled_hessian(
         `(*out, *in, *in)`, in a pytree of the output's structure whose leaves are pytrees like the input, twice.
 
     Raises:
-        TypeError: an argument of the wrong kind; when called, an input or output that is no real floating array.
+        TypeError: an argument of the wrong kind; when called, an input or output that is no real
+            floating array, or no pair where `has_aux`.
         ValueError: `batch_size` below 1, `budget` without "auto", no `argnums`; when called, duplicate `argnums` or
             some that `fn` is not given, "auto" inside a trace.
 
@@ -173,7 +185,8 @@ class _Derivative:
                 merged = list(args)
                 for place, value in zip(places, values, strict=True):
                     merged[place] = value
-                return self.fn(*merged, **kwargs)
+                result = self.fn(*merged, **kwargs)
+                return self._checked_pair(result) if self.has_aux else result
 
             return jacobian(self, of_inputs, inputs)
 
@@ -191,6 +204,20 @@ class _Derivative:
         if len(set(places)) < len(places):
             raise ValueError(f"argnums is {self.argnums}, which names an argument twice; name each once.")
         return places
+
+    def _checked_pair(self, result: Any) -> Any:
+        if isinstance(result, (tuple, list)) and len(result) == 2:
+            return result
+        if isinstance(result, (tuple, list)):
+            found = f"a {type(result).__name__} of {len(result)}"
+        elif isinstance(result, (jax.Array, np.ndarray)):
+            found = f"one array, {_kind(result)}"
+        else:
+            found = f"a {type(result).__name__}"
+        raise TypeError(
+            f"{self.name} was made with has_aux=True, and so fn must return a pair (output, aux), but it returned "
+            f"{found}; return both, or leave out has_aux."
+        )
 
     def _as_inputs(self, where: str, tree: Any) -> Any:
         named, treedef = jax.tree_util.tree_flatten_with_path(tree)
@@ -210,8 +237,7 @@ class _Derivative:
     def check_real(self, name: str, leaf: Any, remedy: str) -> None:
         """Refuse what is no real floating array."""
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
-            found = f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"
-            raise TypeError(f"{self.name} takes real floating arrays, but {name} is {found}; {remedy}.")
+            raise TypeError(f"{self.name} takes real floating arrays, but {name} is {_kind(leaf)}; {remedy}.")
 
     def of_basis(
         self, of_index: Callable[[jax.Array], list[Any]], leaves: Sequence[jax.Array], axis: int
@@ -257,6 +283,10 @@ def _groups(sizes: Sequence[int], limit: int) -> list[list[int]]:
             groups[-1].append(i)
             open_size += size
     return groups
+
+
+def _kind(array: Any) -> str:
+    return f"{array.dtype}[{','.join(map(str, array.shape))}]"
 
 
 def _check_argnum(argnum: Any) -> int:
