@@ -211,6 +211,24 @@ def test_eager_calls_are_traced_once_for_each_signature():
     assert len(traces) > second
 
 
+def test_reducers_of_the_same_parts_are_the_same_program():
+    traces, counts = [], []
+
+    def fn(x):
+        traces.append(1)
+        return {"a": x, "b": (2 * x, x)}
+
+    for i in range(3):
+        parts = {"a": reducers.mean, "b": (reducers.max, reducers.sum)}
+        got = tiled_vmap(fn, batch_size=4, reduce=parts)(np.arange(9.0) + i)
+        assert_trees_close(got, {"a": np.float32(4 + i), "b": (np.float32(16 + 2 * i), np.float32(36 + 9 * i))})
+        counts.append(len(traces))
+    assert len(set(counts)) == 1
+    other = tiled_vmap(fn, batch_size=4, reduce={"a": reducers.sum, "b": (reducers.max, reducers.sum)})
+    assert other(np.arange(9.0))["a"] == 36
+    assert reducers.as_reducer((reducers.max,)) != reducers.as_reducer([reducers.max])
+
+
 def test_arrays_are_no_constants_of_the_program(tmp_path):
     table = jnp.asarray(random(512, 512))
     layer = eqx.nn.Linear(512, 512, key=jax.random.key(0))
@@ -414,7 +432,9 @@ def test_auto_is_measured_once_and_not_inside_a_trace_that_the_function_depends_
         ({"remat": 1}, TypeError, "remat must be True or False"),
         ({"budget": 100}, ValueError, "budget limits the sizes"),
         ({"budget": True, "batch_size": "auto"}, TypeError, "budget must be an integer"),
-        ({"in_axes": True}, TypeError, "in_axes must be an int, None or a tuple"),
+        ({"in_axes": True}, TypeError, "in_axes must be an int, None or a tuple.* write a Python int, such as 0"),
+        ({"in_axes": np.int64(0)}, TypeError, r"but is np.int64\(0\).* write a Python int, such as 0"),
+        ({"in_axes": {"a": 0}}, TypeError, r"for one argument that is a pytree write \(\{'a': 0\},\)"),
         ({"in_axes": {"x": 0}}, TypeError, r"write \(\{'x': 0\},\)"),
         ({"reduce": "mean"}, TypeError, "must be a Reducer"),
         ({"reduce": reducers.mean, "out_axes": 1}, ValueError, "out_axes is 1, but with reduce"),
@@ -449,7 +469,14 @@ def test_bad_options_are_refused_when_a_function_is_wrapped(kwargs, error, messa
         ((0, True), (np.ones(3), np.ones(3)), {}, TypeError, r"axis of args\[1\] must be an int or None, but is True"),
         (({"a": 0},), ({"b": np.ones(3)},), {}, ValueError, "a prefix of args"),
         (0, ("text",), {}, TypeError, r"args\[0\] is mapped along axis 0, but is no array \(str\)"),
-        (0, (np.ones(3),), {"flag": "text"}, TypeError, r"kwargs\['flag'\] .*passed by keyword is always mapped"),
+        (0, (np.ones(3),), {"flag": "text"}, TypeError, r"kwargs\['flag'\] .*; pass it by position, with the axis"),
+        (
+            0,
+            (np.ones(3),),
+            {"s": 1.0},
+            ValueError,
+            r"kwargs\['s'\] has shape \(\).*; pass it by position, with the axis",
+        ),
     ],
 )
 def test_bad_arguments_are_refused_by_name(in_axes, args, kwargs, error, message):

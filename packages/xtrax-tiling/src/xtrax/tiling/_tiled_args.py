@@ -114,17 +114,21 @@ def _normal_axis(name: str, leaf: Any, axis: Any) -> int | None:
     if axis is None:
         return None
     if isinstance(axis, bool) or not isinstance(axis, int):
-        raise TypeError(f"the axis of {name} must be an int or None, but is {axis!r} ({type(axis).__name__}).")
-    if not isinstance(leaf, (*_ARRAYS, bool, int, float, complex)):
         raise TypeError(
-            f"{name} is mapped along axis {axis}, but is no array ({type(leaf).__name__}); give it the axis None "
-            "(an argument passed by keyword is always mapped)."
+            f"the axis of {name} must be an int or None, but is {axis!r} ({type(axis).__name__}); write a Python int, "
+            "such as 0."
+        )
+    if not isinstance(leaf, (*_ARRAYS, bool, int, float, complex)):
+        cure = "pass it by position, with" if name.startswith("kwargs") else "give it"
+        raise TypeError(
+            f"{name} is mapped along axis {axis}, but is no array ({type(leaf).__name__}); {cure} the axis None."
         )
     shape = np.shape(leaf)
     if not -len(shape) <= axis < len(shape):
+        cure = "pass it by position, with" if name.startswith("kwargs") else "give it"
         raise ValueError(
-            f"{name} has shape {shape}, and so no axis {axis} to map over; give it the axis None if it is the same for "
-            "all elements (and pass it by position)."
+            f"{name} has shape {shape}, and so no axis {axis} to map over; {cure} the axis None if it is the same for "
+            "all elements."
         )
     return axis % len(shape)
 

@@ -146,7 +146,17 @@ def as_reducer(tree: Any) -> Reducer:
                 f"reduce{jax.tree_util.keystr(path)} must be a Reducer, but is {leaf!r} ({type(leaf).__name__}); "
                 "use one of xtrax.tiling.reducers, or make a Reducer(init, update, merge, finalize)."
             )
-    parts = [leaf for _, leaf in named]
+    parts = tuple(leaf for _, leaf in named)
+    try:
+        return _combined(treedef, parts)
+    except TypeError:  # the functions of a part cannot be hashed
+        return _combined.__wrapped__(treedef, parts)
+
+
+# The same parts are the same reducer, so that a program that was compiled for it is found again.
+@functools.lru_cache(maxsize=256)
+def _combined(treedef: Any, parts: tuple[Reducer, ...]) -> Reducer:
+    """The reducer of an output of which each part has its own."""
 
     def init(element: Any) -> Any:
         try:

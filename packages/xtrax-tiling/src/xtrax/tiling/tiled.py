@@ -167,9 +167,11 @@ def _is_none(node: Any) -> bool:
 
 def _check_in_axes(in_axes: Any) -> None:
     if in_axes is not None and (isinstance(in_axes, bool) or not isinstance(in_axes, (int, tuple, list))):
+        number = isinstance(in_axes, (bool, np.bool_, np.number, jax.Array))
+        cure = "write a Python int, such as 0" if number else f"for one argument that is a pytree write ({in_axes!r},)"
         raise TypeError(
             f"in_axes must be an int, None or a tuple with an entry for each argument, but is {in_axes!r} "
-            f"({type(in_axes).__name__}); for one argument that is a pytree write ({in_axes!r},)."
+            f"({type(in_axes).__name__}); {cure}."
         )
 
 
