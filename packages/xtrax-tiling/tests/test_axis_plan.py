@@ -225,6 +225,24 @@ def test_dedup_specs_of_another_size_are_refused():
         AxisDecision(AxisSpec("a", 3, 8), 1, "by hand", strategy)
 
 
+@pytest.mark.parametrize(
+    ("fields", "error", "message"),
+    [
+        (("a", 8, "", Vmap()), TypeError, "spec must be an AxisSpec, but is 'a'"),
+        ((AxisSpec("a", 3, 8), 8.0, "", Vmap()), TypeError, "batch_size of axis 'a' must be an integer"),
+        ((AxisSpec("a", 3, 8), True, "", Vmap()), TypeError, "batch_size of axis 'a' must be an integer"),
+        ((AxisSpec("a", 3, 8), 0, "", SafeMap(2)), ValueError, "batch_size of axis 'a' must be at least 1, but is 0"),
+        ((AxisSpec("a", 0, 8), -1, "", Vmap()), ValueError, "batch_size of axis 'a' must be at least 0, but is -1"),
+        ((AxisSpec("a", 3, 8), 3, None, Vmap()), TypeError, "reasoning of axis 'a' must be a string, but is None"),
+        ((AxisSpec("a", 3, 8), 3, "", "vmap"), TypeError, r"strategy of axis 'a' must be a Vmap, .*'vmap'.*Vmap\(\)"),
+        ((AxisSpec("a", 3, 8), 3, "", Vmap), TypeError, r"strategy of axis 'a' must be a Vmap, .*pass an object"),
+    ],
+)
+def test_decisions_of_another_type_are_refused(fields, error, message):
+    with pytest.raises(error, match=message):
+        AxisDecision(*fields)
+
+
 def test_names_are_given_once():
     with pytest.raises(ValueError, match="specs names axis 'a' twice"):
         BatchPlanner().plan([AxisSpec("a", 1, 1), AxisSpec("a", 2, 2)])

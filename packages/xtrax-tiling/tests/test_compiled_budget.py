@@ -272,6 +272,11 @@ def test_buckets_are_refused():
         (jnp.sin, (abstract(2),), {"bytes": True}, TypeError, "bytes must be an integer"),
         (jnp.sin, (abstract(2),), {"bytes": 0}, ValueError, "bytes must be at least 1"),
         (jnp.sin, (abstract(2),), {"batched": 1}, TypeError, "batched must be True or False"),
+        (jnp.sin, (abstract(2),), {"axes": "r"}, TypeError, "axes must be a sequence with an entry .* is 'r'"),
+        (jnp.sin, (abstract(2),), {"axes": ["r"]}, TypeError, r"axes\[0\] must be a tuple .*write \('r',\)"),
+        (jnp.sin, (abstract(2),), {"axes": [("r",), None]}, ValueError, "axes has 2 entries, and there are 1"),
+        (jnp.sin, (abstract(2, 2),), {"axes": [("r", "r")]}, ValueError, r"axes\[0\] names axis 'r' twice"),
+        (jnp.sin, (abstract(2),), {"axes": [(0,)]}, TypeError, r"axes\[0\]\[0\] must be a string"),
     ],
 )
 def test_bad_budgets_for_functions_are_refused(fn, args, options, error, message):

@@ -141,7 +141,8 @@ def decisions(draw, name):
         draw(st.none() | st.lists(counts, min_size=1, max_size=3, unique=True).map(sorted)),
         draw(st.sampled_from(AxisRole)),
     )
-    return AxisDecision(spec, draw(st.integers(0, 10**9)), draw(st.text()), strategy)
+    at_once = {Vmap: spec.cardinality, SafeMap: getattr(strategy, "batch_size", 1), Bucket: draw(counts)}
+    return AxisDecision(spec, at_once.get(type(strategy), 1), draw(st.text()), strategy)
 
 
 @st.composite
@@ -242,6 +243,14 @@ def test_unknown_versions_are_refused(version):
         (("decisions", 5, "spec", "role", ["KNOWN"]), r"spec.role must be one of \['KNOWN', 'UNKNOWN'\]"),
         (("decisions", 5, "spec", "heterogeneous", 1), "heterogeneous of axis .* must be True or False"),
         (("decisions", 5, "batch_size", True), "batch_size of axis .* must be an integer"),
+        (("decisions", 5, "batch_size", 0), "batch_size of axis .* must be at least 1"),
+        (("decisions", 5, "batch_size", 999), "batch_size of axis .* is 999, but its SafeMap computes 30 at once"),
+        (("decisions", 5, "strategy", "batch_size", 8), "batch_size of axis .* is 30, but its SafeMap computes 8"),
+        (("decisions", 0, "batch_size", 7), "batch_size of axis 'time' is 7, but its Scan computes 1"),
+        (("decisions", 2, "batch_size", 3), "batch_size of axis 'loop' is 3, but its WhileCarry computes 1"),
+        (("decisions", 3, "batch_size", 3), "batch_size of axis 'copies' is 3, but its DedupGather computes 4"),
+        (("decisions", 6, "batch_size", 5), "batch_size of axis 'few' is 5, but its Vmap computes 4"),
+        (("decisions", 4, "batch_size", 0), "batch_size of axis 'ragged' must be at least 1"),
         (("decisions", 5, "reasoning", 3), r"decisions\[5\].reasoning must be a string"),
         (("decisions", 5, "strategy", "kind", "Pmap"), "kind is 'Pmap', which this release does not know"),
         (("decisions", 5, "strategy", None), "kind is None"),
@@ -263,6 +272,12 @@ def test_unknown_versions_are_refused(version):
 def test_a_text_that_was_edited_is_refused_where_it_is_wrong(change, message):
     with pytest.raises(ValueError, match=message):
         reread(None, edited(full_plan(), *change))
+
+
+def test_a_decision_that_would_not_be_read_is_not_written():
+    plan = BatchPlan((AxisDecision(AxisSpec("a", 100, 8), 999, "by hand", SafeMap(8)),))
+    with pytest.raises(ValueError, match="batch_size of axis 'a' is 999, but its SafeMap computes 8 at once; set both"):
+        plan.to_json()
 
 
 @pytest.mark.parametrize("text", ["[]", "null", "3", '{"decisions": []}'])

@@ -56,6 +56,9 @@ class BatchPlan:
 
         Functions, carries and the arrays of `DedupGather` are not in it: `from_json` finds them by the axis's name.
 
+        Raises:
+            ValueError: a decision made by hand whose `batch_size` is not what its strategy computes at once.
+
         >>> from xtrax.tiling import AxisSpec, BatchPlan, BatchPlanner
         >>> plan = BatchPlanner().plan([AxisSpec("batch", cardinality=128, default_batch_size=32)])
         >>> BatchPlan.from_json(plan.to_json()) == plan
@@ -80,8 +83,9 @@ class BatchPlan:
 
         Raises:
             TypeError: `text` is no string, or a spec of another type.
-            ValueError: a text that is no plan, or of a version that this release does not know; an axis whose spec is
-                missing, or is not the one that was planned; a spec that no axis of the plan needs.
+            ValueError: a text that is no plan, or of a version that this release does not know; a `batch_size` that is
+                not what its strategy computes at once; an axis whose spec is missing, or is not the one that was
+                planned; a spec that no axis of the plan needs.
         """
         return cls(*plan_from_json(text, carry_specs, dedup_specs))
 

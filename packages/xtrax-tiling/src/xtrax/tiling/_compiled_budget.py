@@ -7,7 +7,7 @@ from typing import Any
 from xtrax.tiling._axes import resolve_axes
 from xtrax.tiling._batch_plan import BatchPlan
 from xtrax.tiling._chunked import map_chunks
-from xtrax.tiling._execute_args import check_axes, check_sizes
+from xtrax.tiling._execute_args import check_axes, check_axes_form, check_sizes
 from xtrax.tiling._layout import Chunks
 from xtrax.tiling._programs import Program, as_abstract, compiled_bytes
 from xtrax.tiling._spec import AxisDecision
@@ -23,13 +23,17 @@ class CompiledEstimate:
         args: its arguments as they are run, with all elements.
         axes: as of `execute_plan`.
         batched: whether `fn` takes a batch.
+
+    Raises:
+        TypeError: a leaf of `args` has no shape and dtype, or `axes` is of the wrong kind.
+        ValueError: `axes` has another number of entries than there are arguments, or an entry names an axis twice.
     """
 
     def __init__(self, fn: Callable[..., Any], args: Sequence[Any], axes: Any = None, batched: bool = False) -> None:
         """Keep the shapes of the arguments; nothing is traced yet."""
         self.fn = fn
         self.args = as_abstract(args)
-        self.axes = axes
+        self.axes = None if axes is None else check_axes_form(axes, self.args)
         self.batched = batched
         self.known: dict[Hashable, int] = {}
 

@@ -154,17 +154,11 @@ def check_axes(decisions: Sequence[AxisDecision], args: Sequence[Any], axes: Any
                 f"its leading dimensions, such as axes=[{tuple(names)!r}]."
             )
         return ((names[0],),) * len(args)
-    if isinstance(axes, str) or not isinstance(axes, Sequence):
-        raise TypeError(
-            f"axes must be a sequence with an entry for each argument, but is {axes!r} ({type(axes).__name__}); such "
-            f"as axes=[{(names[0],)!r}]."
-        )
-    if len(axes) != len(args):
-        raise ValueError(
-            f"axes has {len(axes)} entries, and there are {len(args)} arguments; give one for each, None for an "
-            "argument that has none of the plan's axes."
-        )
-    checked = tuple(_entry(i, entry, names) for i, entry in enumerate(axes))
+    checked = check_axes_form(axes, args, names[0])
+    for i, entry in enumerate(checked):
+        for name in entry:
+            if name not in names:
+                raise ValueError(f"axes[{i}] names axis {name!r}, which the plan does not have; it has {shown}.")
     for name in names:
         if not any(name in entry for entry in checked):
             raise ValueError(
@@ -174,7 +168,27 @@ def check_axes(decisions: Sequence[AxisDecision], args: Sequence[Any], axes: Any
     return checked
 
 
-def _entry(i: int, entry: Any, names: Sequence[str]) -> tuple[str, ...]:
+def check_axes_form(axes: Any, args: Sequence[Any], example: str = "batch") -> tuple[tuple[str, ...], ...]:
+    """For each argument, the names of its leading dimensions, whatever axes the plan has.
+
+    Raises:
+        TypeError: `axes` or an entry of it is of the wrong kind.
+        ValueError: another number of entries than of arguments, or names that are repeated or empty.
+    """
+    if isinstance(axes, str) or not isinstance(axes, Sequence):
+        raise TypeError(
+            f"axes must be a sequence with an entry for each argument, but is {axes!r} ({type(axes).__name__}); such "
+            f"as axes=[{(example,)!r}]."
+        )
+    if len(axes) != len(args):
+        raise ValueError(
+            f"axes has {len(axes)} entries, and there are {len(args)} arguments; give one for each, None for an "
+            "argument that has none of the plan's axes."
+        )
+    return tuple(_entry(i, entry) for i, entry in enumerate(axes))
+
+
+def _entry(i: int, entry: Any) -> tuple[str, ...]:
     if entry is None:
         return ()
     if isinstance(entry, str) or not isinstance(entry, Sequence):
@@ -184,10 +198,6 @@ def _entry(i: int, entry: Any, names: Sequence[str]) -> tuple[str, ...]:
         )
     for j, name in enumerate(entry):
         check_name(f"axes[{i}][{j}]", name)
-        if name not in names:
-            raise ValueError(
-                f"axes[{i}] names axis {name!r}, which the plan does not have; it has {', '.join(map(repr, names))}."
-            )
         if name in entry[:j]:
             raise ValueError(f"axes[{i}] names axis {name!r} twice; each dimension is another axis.")
     return tuple(entry)

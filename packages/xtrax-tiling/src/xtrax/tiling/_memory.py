@@ -83,7 +83,8 @@ class MemoryBudget:
 
         Raises:
             TypeError: `fn` is not callable, a leaf has no shape and dtype, or an argument of the wrong type.
-            ValueError: no arguments, or `bytes` below 1 or another text than "device". When it is planned: sizes that
+            ValueError: no arguments, `bytes` below 1 or another text than "device", or another number of entries in
+                `axes` than of arguments. When it is planned: names that are not those of the specs, sizes that
                 are not the cardinalities of the specs, a `Bucket` axis, or several axes of a batched function.
             RuntimeError: the memory of the device is not known.
 

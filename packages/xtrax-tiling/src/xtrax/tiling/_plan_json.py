@@ -27,7 +27,9 @@ SCHEMA_VERSION = 1
 
 
 def plan_to_json(decisions: Sequence[AxisDecision], memory: PlanMemory | None) -> str:
-    """The document as text."""
+    """The document as text; see `BatchPlan.to_json`."""
+    for decision in decisions:
+        _check_at_once(decision)
     document = {
         "format": FORMAT,
         "schema_version": SCHEMA_VERSION,
@@ -149,10 +151,33 @@ def _decision_in(where: str, entry: Any, specs: _Specs) -> AxisDecision:
     try:
         values["role"] = role
         spec = AxisSpec(**values)
-        batch_size = check_int(f"batch_size of axis {spec.name!r}", fields[1], 0)
-        return AxisDecision(spec, batch_size, fields[2], _strategy_in(f"{where}.strategy", fields[3], spec, specs))
+        decision = AxisDecision(spec, fields[1], fields[2], _strategy_in(f"{where}.strategy", fields[3], spec, specs))
     except TypeError as error:
         raise ValueError(f"{where}: {error}") from error
+    _check_at_once(decision)
+    return decision
+
+
+def _check_at_once(decision: AxisDecision) -> None:
+    """Refuse a decision that is shown with another number of elements at once than its strategy computes."""
+    if not decision.spec.cardinality:
+        return
+    match decision.strategy:
+        case SafeMap(batch_size):
+            meant = batch_size
+        case DedupGather():
+            meant = decision.strategy.at_once
+        case Scan() | WhileCarry():
+            meant = 1
+        case Vmap():
+            meant = decision.spec.cardinality
+        case Bucket():
+            return
+    if decision.batch_size != meant:
+        raise ValueError(
+            f"batch_size of axis {decision.spec.name!r} is {decision.batch_size}, but its "
+            f"{type(decision.strategy).__name__} computes {meant} at once; set both to the same number."
+        )
 
 
 def _strategy_in(where: str, entry: Any, spec: AxisSpec, specs: _Specs) -> AxisStrategy:

@@ -74,12 +74,13 @@ class AxisDecision:
     Args:
         spec: the axis.
         batch_size: how many elements are computed at once, at most: all for `Vmap`, all distinct ones, `k_bucket`,
-            or its `batch_size` for `DedupGather`, 1 for `Scan` and `WhileCarry`.
+            or its `batch_size` for `DedupGather`, 1 for `Scan` and `WhileCarry`. At least 1, or 0 of an empty axis.
         reasoning: the rule that decided, with its numbers.
         strategy: what it decided on.
 
     Raises:
-        ValueError: a `DedupGather` for another number of elements than the axis has.
+        TypeError: a field of the wrong type; strategies are objects, such as `Vmap()`.
+        ValueError: a `batch_size` below 1, or a `DedupGather` for another number of elements than the axis has.
     """
 
     spec: AxisSpec
@@ -88,7 +89,24 @@ class AxisDecision:
     strategy: AxisStrategy
 
     def __post_init__(self) -> None:
-        """Refuse a strategy that was made for another size."""
+        """Check every field, and refuse a strategy that was made for another size."""
+        if not isinstance(self.spec, AxisSpec):
+            raise TypeError(
+                f"spec must be an AxisSpec, but is {self.spec!r} ({type(self.spec).__name__}); such as "
+                "AxisSpec('batch', cardinality=100, default_batch_size=32)."
+            )
+        where = f"of axis {self.spec.name!r}"
+        batch_size = check_int(f"batch_size {where}", self.batch_size, min(self.spec.cardinality, 1))
+        object.__setattr__(self, "batch_size", batch_size)
+        if not isinstance(self.reasoning, str):
+            raise TypeError(
+                f"reasoning {where} must be a string, but is {self.reasoning!r} ({type(self.reasoning).__name__})."
+            )
+        if not isinstance(self.strategy, AxisStrategy):
+            raise TypeError(
+                f"strategy {where} must be a Vmap, SafeMap, Scan, WhileCarry, DedupGather or Bucket, but is "
+                f"{self.strategy!r} ({type(self.strategy).__name__}); pass an object, such as Vmap() or SafeMap(32)."
+            )
         if isinstance(self.strategy, DedupGather) and self.strategy.index_map.size != self.spec.cardinality:
             raise ValueError(
                 f"the DedupGather of axis {self.spec.name!r} maps {self.strategy.index_map.size} elements, but the "
