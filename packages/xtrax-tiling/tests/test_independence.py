@@ -582,6 +582,32 @@ def test_backward_passes_of_custom_vjp_are_followed(name, shared):
     assert all(close) == same
 
 
+@pytest.mark.parametrize(("axis", "verdict"), [(0, "undecided"), (1, "independent")])
+def test_tangents_of_custom_jvp_are_followed(axis, verdict):
+    @jax.custom_jvp
+    def doubled(x):
+        return 2 * x
+
+    @doubled.defjvp
+    def _(primals, tangents):
+        return doubled(*primals), 2 * tangents[0] - tangents[0].mean(axis, keepdims=True)
+
+    report = check_independence(lambda x: jnp.sin(doubled(x)), abstract([data(N, 3)])[0])
+    assert (report.verdict, report.operation) == (verdict, "custom_jvp_call" if verdict == "undecided" else None)
+    assert ("custom_jvp" in report.reason) == (verdict == "undecided")
+
+
+@pytest.mark.parametrize(
+    "name", ["relu", "relu6", "silu", "gelu", "softplus", "log_sigmoid", "elu", "celu", "selu", "mish", "softmax",
+             "log_softmax", "standardize", "logsumexp", "squareplus", "hard_swish"]
+)  # fmt: skip
+def test_activations_are_independent(name):
+    activation = getattr(jax.nn, name)
+    weights = jnp.ones(3)
+    fn = lambda x: activation(x, axis=1) if name == "logsumexp" else activation(x * activation(weights))  # noqa: E731
+    assert check_independence(fn, data(N, 3)).verdict == "independent"
+
+
 def test_a_function_whose_backward_pass_fails_has_values_alone():
     def broken(g):
         raise NotImplementedError("no derivative")

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from xtrax.tiling._dependence_gradient import backward_problem
+from xtrax.tiling._dependence_gradient import backward_problem, tangent_problem
 from xtrax.tiling._dependence_state import Batched, Element, Mixed, Op, State, join, names, shifted, worst
 
 CALLS = names(
@@ -31,6 +31,13 @@ def custom_vjp_call(op: Op, *states: State) -> list[State]:
     """A function call whose derivative is said to be another, which is to be the same in chunks too."""
     results = call(op, *states)
     problem = backward_problem(op, states, results)
+    return results if problem is None else [problem] * len(results)
+
+
+def custom_jvp_call(op: Op, *states: State) -> list[State]:
+    """The same, where the derivative is forward."""
+    results = call(op, *states)
+    problem = tangent_problem(op, states, results)
     return results if problem is None else [problem] * len(results)
 
 
@@ -163,6 +170,7 @@ def scan_counts(params: Any) -> tuple[int, int]:
 CONTROL = {
     **dict.fromkeys(CALLS, call),
     "call_hi_primitive": expanded_call,
+    "custom_jvp_call": custom_jvp_call,
     "custom_vjp_call": custom_vjp_call,
     "cond": cond,
     "custom_linear_solve": linear_solve,

@@ -1,10 +1,11 @@
-"""Does the backward pass that a `jax.custom_vjp` function brings along give the same in chunks?
+"""Does the derivative that a `jax.custom_vjp` or `jax.custom_jvp` function brings along give the same in chunks?
 
 A derivative that JAX makes itself follows from the values, and is per element where they are. One that a user wrote may
 be anything: one that clips gradients by their norm would clip those of each chunk on their own.
 """
 
 import logging
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -39,11 +40,7 @@ def backward_problem(op: Op, states: Sequence[State], results: Sequence[State]) 
         states: those of its arguments.
         results: those of its results, from the values.
     """
-    free = [
-        i for i, atom in enumerate(op.eqn.invars)
-        if not isinstance(atom, Literal) and jnp.issubdtype(atom.aval.dtype, jnp.inexact)
-    ]  # fmt: skip
-    moving = [k for k, var in enumerate(op.eqn.outvars) if jnp.issubdtype(var.aval.dtype, jnp.inexact)]
+    free, moving = _differentiable(op.eqn)
     if op.backward is None or not free or not moving or worst([*states, *results]):
         return None
     programs = [_pulled(eqn, free, moving) for eqn in (op.eqn, op.second)]
@@ -69,6 +66,45 @@ def backward_problem(op: Op, states: Sequence[State], results: Sequence[State]) 
     return None
 
 
+def tangent_problem(op: Op, states: Sequence[State], results: Sequence[State]) -> Mixed | None:
+    """Why a call of a `jax.custom_jvp` function has other derivatives in chunks; None if that is not known.
+
+    Its rule is linear in the tangents, or JAX could not transpose it. So the tangent of an element has but to be one of
+    the element alone, and what is not followed is trusted.
+
+    Args:
+        op: the call.
+        states: those of its arguments.
+        results: those of its results, from the values.
+    """
+    free, moving = _differentiable(op.eqn)
+    if op.backward is None or not free or not moving or worst([*states, *results]) or _is_jax(op.eqn):
+        return None
+    programs = [_pushed(eqn, free, moving) for eqn in (op.eqn, op.second)]
+    if any(isinstance(program, Exception) for program in programs):
+        return None
+    for tangent in op.backward(*programs, (*states, *(states[i] for i in free))):
+        if isinstance(tangent, Mixed) and tangent.cause.kind == "dependent":
+            return op.undecided(
+                "the derivative that jax.custom_jvp gives it is not that of each element on its own "
+                f"({tangent.cause.operation}: {tangent.cause.detail})"
+            )
+    return None
+
+
+def _differentiable(eqn: Any) -> tuple[list[int], list[int]]:
+    """The arguments and the results that a derivative concerns."""
+    atoms = enumerate(eqn.invars)
+    free = [i for i, atom in atoms if not isinstance(atom, Literal) and jnp.issubdtype(atom.aval.dtype, jnp.inexact)]
+    return free, [k for k, var in enumerate(eqn.outvars) if jnp.issubdtype(var.aval.dtype, jnp.inexact)]
+
+
+def _is_jax(eqn: Any) -> bool:
+    """Whether JAX itself brings the rule, as for activations: true derivatives, and too many to trace each."""
+    info = getattr(getattr(eqn.params.get("call_jaxpr"), "jaxpr", None), "debug_info", None)
+    return (getattr(info, "func_filename", None) or "").startswith(os.path.dirname(jax.__file__) + os.sep)
+
+
 def _fits(state: State, gradient: State) -> bool:
     if isinstance(state, Batched):
         uniform = isinstance(gradient, Batched) and gradient.outer is None
@@ -79,31 +115,50 @@ def _fits(state: State, gradient: State) -> bool:
 
 def _pulled(eqn: Any, free: list[int], moving: list[int]) -> Any:
     """The program that pulls cotangents of the results `moving` back to the arguments `free`, or what it raises."""
+
+    def pull(*values: Any) -> Any:
+        args, cotangents = list(values[: len(eqn.invars)]), values[len(eqn.invars) :]
+        return jax.vjp(_called(eqn, args, free, moving), *(args[i] for i in free))[1](list(cotangents))
+
+    return _traced(pull, [atom.aval for atom in eqn.invars] + [eqn.outvars[k].aval for k in moving])
+
+
+def _pushed(eqn: Any, free: list[int], moving: list[int]) -> Any:
+    """The program of the tangents of the results `moving` from those of the arguments `free`, or what it raises."""
+
+    def push(*values: Any) -> Any:
+        args, tangents = list(values[: len(eqn.invars)]), values[len(eqn.invars) :]
+        return jax.jvp(_called(eqn, args, free, moving), [args[i] for i in free], list(tangents))[1]
+
+    return _traced(push, [atom.aval for atom in eqn.invars] + [eqn.invars[i].aval for i in free])
+
+
+def _called(eqn: Any, args: list[Any], free: list[int], moving: list[int]) -> Any:
+    """The call with its own derivative, as a function of the arguments `free` that returns the results `moving`."""
     ins, outs = [Var(atom.aval) for atom in eqn.invars], [Var(var.aval) for var in eqn.outvars]
     inner = getattr(eqn.params["call_jaxpr"], "jaxpr", eqn.params["call_jaxpr"])
     body = inner.replace(
         constvars=[], invars=ins, outvars=outs, eqns=[eqn.replace(invars=ins, outvars=outs)],
         debug_info=inner.debug_info.with_unknown_names(),
     )  # fmt: skip
-    fn = jaxpr_as_fun(ClosedJaxpr(body, []))
+    call = jaxpr_as_fun(ClosedJaxpr(body, []))
 
-    def pull(*values: Any) -> Any:
-        args, cotangents = list(values[: len(ins)]), values[len(ins) :]
+    def of_free(*moved: Any) -> list[Any]:
+        given = list(args)
+        for i, value in zip(free, moved, strict=True):
+            given[i] = value
+        results = call(*given)
+        return [results[k] for k in moving]
 
-        def of_free(*moved: Any) -> list[Any]:
-            given = list(args)
-            for i, value in zip(free, moved, strict=True):
-                given[i] = value
-            results = fn(*given)
-            return [results[k] for k in moving]
+    return of_free
 
-        return jax.vjp(of_free, *(args[i] for i in free))[1](list(cotangents))
 
+def _traced(fn: Any, types: list[Any]) -> Any:
     try:
-        return jax.make_jaxpr(pull)(*(var.aval for var in ins), *(outs[k].aval for k in moving))
+        return jax.make_jaxpr(fn)(*types)
     except Exception as error:
-        # The user's own backward pass may raise anything; then there is none.
-        _logger.debug("no backward pass to follow", exc_info=True)
+        # A rule of the user may raise anything; then there is no derivative.
+        _logger.debug("no derivative to follow", exc_info=True)
         return error
 
 

@@ -23,7 +23,8 @@ class IndependenceReport:
     Args:
         verdict: "independent": element i of every output is a function of element i of the inputs alone, the same for
             every i and every batch size; proven. "dependent": it is not. "undecided": neither was found, or values are
-            independent but the backward pass of a `jax.custom_vjp` function may not be, such as one that clips.
+            independent but the derivative that a `jax.custom_vjp` or `jax.custom_jvp` function brings along may not be,
+            such as one that clips.
         method: "jaxpr" if the operations of the traced function gave the verdict; "perturbation" if the function was
             run with one element changed. A perturbation can refute independence, and never proves it.
         reason: one sentence that says why.
