@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.skipif(sys.version_info < (3, 12), reason="minutes of kills, on the ceiling alone")
 TOOL = Path(__file__).resolve().parent.parent / "tools" / "fault_injection.py"
 
 

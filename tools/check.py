@@ -123,7 +123,8 @@ def tests(end: str) -> dict[str, bool]:
     packages = sorted(PACKAGES, key=lambda path: path.name != "xtrax-jit")
     where = [path.relative_to(ROOT) / "tests" for path in packages] + ["tests-integration"]
     what = ("--pyargs", *LAYERS, "xtrax._lazy", "--doctest-modules", "--markdown-docs", *where, *pages)
-    passed = run(python, "-m", "pytest", "-n", "2", *what, env={"XTRAX_WHEELS": str(DIST)})
+    how = ("-n", "2", "--dist", "worksteal", "--durations", "15")
+    passed = run(python, "-m", "pytest", *how, *what, env={"XTRAX_WHEELS": str(DIST)})
     return {f"tests on the {end} (Python {PYTHON_BY_END[end]})": passed}
 
 
