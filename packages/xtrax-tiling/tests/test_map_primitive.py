@@ -11,6 +11,7 @@ from jax.experimental import io_callback
 
 from xtrax.tiling._chunked import chunked_vmap, map_chunks
 from xtrax.tiling._layout import Chunks
+from xtrax.tiling._same_jaxpr import compiled_once
 
 MODES: dict[str, Any] = {"saved": {}, "remat": {"remat": True}, "smaller backward": {"grad_chunk": 3}}
 TURNED: dict[str, Any] = {name: {"out_axes": (1, -1, 0), **mode} for name, mode in MODES.items()}
@@ -274,6 +275,71 @@ def test_forward_mode_over_a_python_number():
     for s in (1.5, jnp.float32(1.5)):
         assert jnp.allclose(jax.jacfwd(fn)(s), jnp.sum(xs * jnp.cos(1.5 * xs)), rtol=1e-5)
         assert jnp.allclose(jax.hessian(fn)(s), -jnp.sum(xs**2 * jnp.sin(1.5 * xs)), rtol=1e-5)
+
+
+@pytest.fixture
+def compiled():
+    """Grows with each program that is compiled."""
+    found: list[str] = []
+
+    def listen(event, *args, **kwargs):
+        if event.endswith("backend_compile_duration"):
+            found.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    yield found
+    jax.monitoring.unregister_event_duration_listener(listen)
+
+
+def test_derivatives_without_jit_are_compiled_once(compiled):
+    xs, ws = jnp.asarray(np.random.default_rng(0).normal(size=(10, 3)), jnp.float32), jnp.linspace(0.5, 2.0, 3)
+
+    def mapped(w, sign, **mode):  # a function that is made anew and closes over tracers
+        return jnp.sum(chunked(lambda x: jnp.tanh(jax.nn.relu(x * w)) * sign, xs, **mode) ** 2)
+
+    def reference(w, sign):
+        return jnp.sum((jnp.tanh(jnp.maximum(xs * w, 0)) * sign) ** 2)
+
+    transforms = [
+        lambda w, s, **mode: jax.grad(mapped)(w, s, **mode),
+        lambda w, s, **mode: jax.jvp(lambda w: mapped(w, s, **mode), (w,), (w,))[1] * jnp.ones(3),
+        lambda w, s, **mode: jax.vmap(lambda w: mapped(w, s, **mode))(w[:, None]),
+    ]
+    plains = [
+        jax.grad(reference),
+        lambda w, s: jax.jvp(lambda w: reference(w, s), (w,), (w,))[1] * jnp.ones(3),
+        lambda w, s: jax.vmap(lambda w: reference(w, s))(w[:, None]),
+    ]
+    for transform, plain in zip(transforms, plains, strict=True):
+        want = plain(ws, 1.0)
+        for mode in MODES.values():
+            for _ in range(2):
+                transform(ws, 1.0, **mode)
+            before = len(compiled)
+            np.testing.assert_allclose(transform(ws, 1.0, **mode), want, rtol=1e-4)
+            assert len(compiled) == before
+            # What is alike, but not the same, is told apart.
+            np.testing.assert_allclose(transform(ws, 2.0, **mode), 4 * want, rtol=1e-4)
+    for zero in (0.0, -0.0):
+        zeros = chunked(lambda x, zero=zero: jnp.where(jnp.sum(x) > 1e6, 1.0, zero), xs)
+        np.testing.assert_array_equal(np.signbit(zeros), np.signbit(zero))
+
+
+def test_the_same_values_with_other_derivatives_are_not_the_same(compiled):
+    def with_derivative(factor):
+        double = jax.custom_jvp(lambda a: 2 * a)
+        double.defjvp(lambda primals, tangents: (double(*primals), factor * tangents[0]))
+        return double
+
+    for factor in (2.0, 5.0):
+        fn = with_derivative(factor)
+        np.testing.assert_array_equal(jax.grad(lambda xs, fn=fn: jnp.sum(chunked(fn, xs)))(jnp.ones(10)), factor)
+        np.testing.assert_array_equal(jax.grad(lambda x, fn=fn: compiled_once(fn, x))(1.0), factor)
+    compiled.clear()
+    for _ in range(2):  # of the same program, made anew
+        assert float(compiled_once(lambda x, y: x * y + 7, np.float32(2), np.float32(3))) == 13
+    assert len(compiled) == 1
+    assert float(compiled_once(lambda x, y: x * y + 8, np.float32(2), np.float32(3))) == 14
 
 
 def test_gradients_without_jit():

@@ -13,7 +13,7 @@ overwritten (`In.masked`). Derivatives of such sums are linear in masked operand
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import jax
@@ -25,6 +25,7 @@ from jax.interpreters import partial_eval as pe
 from xtrax.tiling._jax_internals import depends, evaluate, named_axes, side_effects, trace, without_tangent
 from xtrax.tiling._layout import Chunks
 from xtrax.tiling._map_loop import In, Kind, Out, Spec, chunk_types, run_loop
+from xtrax.tiling._same_jaxpr import content
 
 map_p = Primitive("chunked_map")
 map_p.multiple_results = True
@@ -39,7 +40,28 @@ _jitted_loop = jax.jit(run_loop, static_argnames="spec", inline=True)
 
 
 def _impl(*operands: Any, spec: Spec) -> list[Any]:
-    return list(_jitted_loop(*operands, spec=spec))
+    return list(_jitted_loop(*operands, spec=_first_like(spec)))
+
+
+def _first_like(spec: Spec) -> Spec:
+    """The first loop that computed the same: a derivative that is taken anew need not be compiled anew."""
+    try:
+        # What is run is not differentiated any more.
+        parts = vars(spec).values()
+        key = tuple(content(part, rules=False) if isinstance(part, ClosedJaxpr) else part for part in parts)
+        known = _known(key)
+    except TypeError:
+        return spec
+    if not known:
+        known.append(spec)
+    return known[0]
+
+
+@functools.lru_cache(maxsize=256)
+def _known(key: Hashable) -> list[Spec]:
+    """An empty list, and at the next call what has been put into it since."""
+    del key
+    return []
 
 
 def _abstract_eval(*avals: Any, spec: Spec) -> tuple[list[Any], Any]:

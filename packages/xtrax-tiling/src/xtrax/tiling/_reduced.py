@@ -13,6 +13,7 @@ from xtrax.tiling._jax_internals import trace, vary_like
 from xtrax.tiling._layout import Chunks
 from xtrax.tiling._map_loop import In, Kind, Out, Spec, check_whole, chunk_types, take
 from xtrax.tiling._map_primitive import bind
+from xtrax.tiling._same_jaxpr import compiled_once
 from xtrax.tiling.reducers import Reducer
 
 Leaves = list[jax.Array]
@@ -149,9 +150,13 @@ def _merged(
 
 def merge_states(reducer: Reducer, states: Any) -> Any:
     """States with a leading axis, merged in its order."""
-    first = jax.tree.map(lambda s: s[0], states)
-    rest = jax.tree.map(lambda s: s[1:], states)
-    return lax.scan(lambda state, more: (reducer.merge(state, more), None), first, rest)[0]
+
+    def merged(states: Any) -> Any:
+        first = jax.tree.map(lambda s: s[0], states)
+        rest = jax.tree.map(lambda s: s[1:], states)
+        return lax.scan(lambda state, more: (reducer.merge(state, more), None), first, rest)[0]
+
+    return compiled_once(merged, states)
 
 
 def _alike(state: Any, step: Callable[..., Any], types: Leaves) -> Any:
