@@ -267,6 +267,42 @@ def test_an_input_whose_slices_disagree_is_refused(tmp_path):
     assert open_results(tmp_path).state["committed"] == 2  # what was computed before is kept
 
 
+def test_an_input_may_read_into_one_buffer():
+    class Reused(Columns):
+        def __getitem__(self, index):
+            buffer = self.__dict__.setdefault("buffer", np.empty_like(self.values[:4]))
+            part = self.values[index]
+            buffer[: len(part)] = part
+            return buffer[: len(part)]
+
+    x = data()
+    report = run(lambda x: 2 * x, Reused(x), tile_size=4, prefetch=3)
+    np.testing.assert_array_equal(report.outputs, 2 * x)
+
+
+def test_what_an_input_raises_tells_the_tile():
+    class Broken(Columns):
+        def __getitem__(self, index):
+            if index.start == 4:
+                raise OSError("node lost")
+            return super().__getitem__(index)
+
+    with pytest.raises(OSError, match="node lost") as caught:
+        run(lambda x: x["a"], {"a": Broken(data())}, tile_size=4)
+    assert caught.value.__notes__ == ["while inputs[0]['a'] was read: rows 4 to 7, tile 1"]
+
+
+@pytest.mark.parametrize("first", [0, 4])
+def test_a_masked_slice_is_refused(first):
+    class Masked(Columns):
+        def __getitem__(self, index):
+            part = self.values[index]
+            return np.ma.masked_less(part, 0) if index.start == first else part
+
+    with pytest.raises(TypeError, match=rf"inputs\[0\]\[{first}:.\] is masked, and no program sees the mask"):
+        run(lambda x: x, Masked(data()), tile_size=4)
+
+
 @pytest.mark.parametrize("prefetch", [0, 3])
 def test_no_more_tiles_are_in_memory_than_promised(prefetch, tmp_path):
     """A tile is read when one of the places is free, which its commit gives back."""
@@ -503,13 +539,14 @@ def test_bad_arguments_are_refused_before_anything_is_done(options, error, messa
         ((np.array(["a"] * N),), TypeError, "has dtype <U1"),
         ((np.array([None] * N),), TypeError, "has dtype object"),
         ((np.ma.zeros(N),), TypeError, "is masked"),
+        ((np.zeros(N, ">f4"),), TypeError, r'has dtype >f4, .* pass x\.astype\(x\.dtype\.newbyteorder\("="\)\)'),
         ((Columns([]),), ValueError, "is empty and has no dtype"),
         ((np.zeros(()),), ValueError, "no dimension 0 for axis 'row'"),
         ((), ValueError, "there are no arguments"),
         (({},), ValueError, r"inputs\[0\] has no arrays"),
         ((zarr.array(np.zeros(N - 1)),), ValueError, "has 10 elements along axis 'row'"),
     ],
-    ids=range(10),
+    ids=range(11),
 )
 def test_bad_inputs_are_refused(inputs, error, message):
     with pytest.raises(error, match=message):

@@ -12,6 +12,9 @@ import zarr
 
 from xtrax.run._canonical import canonical_json_bytes
 
+_UNSHARED = (np.ndarray, np.memmap, zarr.Array)
+"""Of which a slice stays as it is when another one is taken."""
+
 
 @dataclass(frozen=True)
 class Source:
@@ -57,6 +60,7 @@ class Source:
         """Elements of the outermost axis, on the host.
 
         Raises:
+            TypeError: If it is masked.
             ValueError: If it is not what its shape and dtype said.
         """
         if isinstance(self.value, jax.Array):  # the start is an operand: one small program for all tiles
@@ -64,7 +68,9 @@ class Source:
             return part if is_key(part) else np.asarray(part)
         index = slice(start, stop)
         whole = self.value[index] if self.dim == 0 else self.value[(*(slice(None),) * self.dim, index)]
-        values = np.asarray(whole)
+        values = _slice(f"{self.where}[{start}:{stop}]", whole)
+        if type(self.value) not in _UNSHARED:
+            values = np.array(values)  # a reader may hand out views of one buffer, and tiles are read ahead
         expected = (*self.shape[: self.dim], stop - start, *self.shape[self.dim + 1 :])
         if values.shape != expected or values.dtype != self.dtype:
             raise ValueError(
@@ -90,8 +96,7 @@ def source(where: str, value: Any, dim: int) -> Source:
         TypeError: If it is no array of numbers, and cannot be sliced like one.
         ValueError: If it is empty and has no dtype.
     """
-    if isinstance(value, np.ma.MaskedArray):
-        raise TypeError(f"{where} is masked, and no program sees the mask; pass .filled(...), and the mask beside it")
+    _refuse_masked(where, value, "pass .filled(...)")
     if is_key(value):
         if dim:
             raise TypeError(f"{where} holds PRNG keys, and has the outermost axis as dimension {dim}; put it first")
@@ -109,18 +114,34 @@ def source(where: str, value: Any, dim: int) -> Source:
     length = len(value)
     if length == 0:
         raise ValueError(f"{where} is empty and has no dtype; pass a numpy array")
-    first = np.asarray(value[0:1])
+    first = _slice(f"{where}[0:1]", value[0:1])
     if first.shape[:1] != (1,):
         raise TypeError(f"{where}[0:1] is {first.dtype}{list(first.shape)}; a slice must be an array of the elements")
     return Source(where, value, dim, (length, *first.shape[1:]), _numbers(where, first.dtype))
 
 
+def _slice(where: str, values: Any) -> np.ndarray:
+    _refuse_masked(where, values, "let __getitem__ return .filled(...)")
+    return np.asarray(values)
+
+
+def _refuse_masked(where: str, value: Any, cure: str) -> None:
+    if isinstance(value, np.ma.MaskedArray):
+        raise TypeError(f"{where} is masked, and no program sees the mask; {cure}, and pass the mask beside it")
+
+
 def _numbers(where: str, dtype: Any) -> np.dtype:
     try:
         found = np.dtype(dtype)
-        jax.typeof(np.zeros((), found))
+        native = found.newbyteorder("=")
+        jax.typeof(np.zeros((), native))
     except TypeError:
         raise TypeError(f"{where} has dtype {dtype}, which no program computes with; pass numbers") from None
+    if found != native:
+        raise TypeError(
+            f"{where} has dtype {found.str}, whose bytes are not in the order of this machine; pass "
+            'x.astype(x.dtype.newbyteorder("="))'
+        )
     return found
 
 

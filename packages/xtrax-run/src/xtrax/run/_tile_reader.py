@@ -77,7 +77,14 @@ class TileInputs:
 
     def _rows(self, tile: int) -> list[Any]:
         start, stop = self._tiles.span(tile)
-        return [source.read(start, stop) for source in self._sources]
+        leaves = []
+        for source in self._sources:
+            try:
+                leaves.append(source.read(start, stop))
+            except Exception as error:
+                error.add_note(f"while {source.where} was read: rows {start} to {stop - 1}, tile {tile}")
+                raise
+        return leaves
 
     def read(self, tile: int) -> ReadTile:
         """Read a tile."""
