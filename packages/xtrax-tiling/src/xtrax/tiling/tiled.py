@@ -46,8 +46,9 @@ def tiled_vmap(
     Outside a trace a call is compiled, once for each types of arguments; the program is found again at the next call of
     this or another `tiled_vmap` of `fn`. Arrays that `fn` holds (an `eqx.Module`) or closes over are arguments of the
     program, never constants in it. It is traced anew where a variable that it uses is another object than before; what
-    changes inside these objects is not seen, as with `jax.jit`. Arguments that are no arrays (Python numbers, strings) reach `fn` as they are where their axis is None, and another value is another
-    program: pass numbers that change as arrays.
+    changes inside these objects is not seen, as with `jax.jit`. Arguments that are no arrays (Python numbers, strings)
+    reach `fn` as they are where their axis is None, and another value is another program: pass numbers that change as
+    arrays.
 
     Args:
         fn: a function of one element of each argument.
