@@ -256,3 +256,40 @@ def test_a_run_whose_making_was_killed_is_no_run(missing, tmp_path):
     store.commit([tile(0)])
     store.close()
     assert shown(tmp_path) == 1
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "c", "c.0.0.0"])
+def test_files_that_no_run_wrote_are_refused_and_never_removed(name, tmp_path):
+    mine = tmp_path / "y" / name
+    mine.parent.mkdir()
+    mine.write_text("mine")
+    store = AppendStore(tmp_path)
+    for _ in range(2):
+        with pytest.raises(FileExistsError, match=rf"output 'y' is written to {tmp_path}/y, but there is '{name}' in"):
+            store.create({"run_id": "one", "rows": 4, "tile_rows": 1}, SPECS, {})
+    store.close()
+    assert mine.read_text() == "mine"
+    assert not (tmp_path / "zarr.json").exists()
+
+
+def test_files_that_came_to_a_run_without_a_commit_are_kept(tmp_path):
+    fresh(tmp_path).close()
+    (tmp_path / "y" / "notes.txt").write_text("mine")
+    store = AppendStore(tmp_path)
+    store.recover()
+    with pytest.raises(FileExistsError, match=r"notes\.txt"):
+        store.create({"run_id": "one", "rows": 4, "tile_rows": 1}, SPECS, {})
+    other = [ArraySpec("z", (2,), "int32", 1, ("n", None))]
+    store.create({"run_id": "one", "rows": 4, "tile_rows": 1}, other, {})
+    store.close()
+    assert [path.name for path in (tmp_path / "y").iterdir()] == ["notes.txt"]
+
+
+def test_an_array_may_take_the_place_of_a_group_without_a_commit(tmp_path):
+    inner, outer = (ArraySpec(name, (2,), "int32", 1, ("n", None)) for name in ("a/b", "a"))
+    store = AppendStore(tmp_path)
+    for spec in (inner, outer):
+        store.create({"run_id": "one", "rows": 4, "tile_rows": 1}, [spec], {})
+    store.close()
+    assert zarr.open_array(tmp_path / "a", mode="r").shape == (0, 2)
+    assert not (tmp_path / "a" / "b").exists()

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Mapping
 
 import jax.numpy as jnp
 import numpy as np
@@ -27,6 +28,14 @@ def folder(tmp_path):
 def test_a_tiled_run(folder):
     results = open_results(str(folder))
     assert sorted(results.arrays) == ["aux/z", "y"]
+    assert isinstance(results, Mapping)
+    assert list(results) == list(results.keys()) == list(results.arrays)
+    assert len(results) == 2
+    assert "y" in results
+    assert "x" not in results
+    assert results.get("x") is None
+    assert results == results
+    assert isinstance(hash(results), int)
     assert isinstance(results["y"], zarr.Array)  # nothing is read yet
     np.testing.assert_array_equal(results["y"][2:4], np.stack([X, -X], axis=-1)[2:4])
     np.testing.assert_array_equal(results["aux/z"][:], X > 7)

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from xtrax.run._array_folders import find_foreign, remove_array
 from xtrax.run._commit_log import CommitLog, sealed
 from xtrax.run._errors import SinkError
 from xtrax.run._fsync import fsync_directory, make_folder
@@ -139,15 +140,24 @@ class AppendStore:
             provenance: The root's attributes.
 
         Raises:
+            FileExistsError: If something that no run wrote lies in the folder of an array.
             SinkError: If the disk does not take it.
         """
+        before = list(self._specs.values())
         with self._failing("cannot be written"):
             self._lock.check()
+            foreign = find_foreign(self.folder, specs, before)
+        if foreign is not None:
+            raise FileExistsError(
+                f"output {foreign[0].name!r} is written to {foreign[0].folder(self.folder)}, but there is "
+                f"{foreign[1].name!r} in it, which no run wrote; move it away, rename the output, or choose another "
+                "output_dir"
+            )
+        with self._failing("cannot be written"):
             hidden = self.folder / HIDDEN
             self._unlink(hidden / HEADER, hidden / MANIFEST)
-            if self.header is not None:  # arrays of a run without a committed tile
-                for spec in self._specs.values():
-                    shutil.rmtree(spec.folder(self.folder), ignore_errors=True)
+            for spec in (*before, *specs):  # of a run without a committed tile
+                remove_array(spec.folder(self.folder))
             shutil.rmtree(state_folder(self.folder), ignore_errors=True)
             state_folder(self.folder).mkdir()
             self._log.create()

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 __all__ = ["Results", "open_results"]
 
 
-@dataclass(frozen=True)
-class Results:
-    """A run's output.
+@dataclass(frozen=True, eq=False)
+class Results(Mapping[str, Any]):
+    """A run's output: a mapping from the names of its arrays to the arrays.
 
     Attributes:
         path: The folder.
@@ -48,6 +48,16 @@ class Results:
             return self.arrays[name]
         except KeyError:
             raise KeyError(f"{self.path} has no array {name!r}; it has {sorted(self.arrays)}") from None
+
+    def __iter__(self) -> Iterator[str]:
+        """The names of the arrays."""
+        return iter(self.arrays)
+
+    def __len__(self) -> int:
+        """How many arrays there are."""
+        return len(self.arrays)
+
+    __eq__, __hash__ = object.__eq__, object.__hash__  # comparing arrays would read them
 
     @property
     def dataset(self) -> "xarray.Dataset":
