@@ -49,8 +49,8 @@ def test_a_plan_with_every_strategy():
         "vectorized",
     ]
     assert [axis.cardinality for axis in stats.axes] == [7, 5, 100, 20, 50, 8]
-    assert [axis.batch_size for axis in stats.axes] == [4, 2, 32, 1, 1, 8]
-    assert [axis.steps for axis in stats.axes] == [None, 2, 4, 20, None, 1]
+    assert [axis.batch_size for axis in stats.axes] == [4, 4, 32, 1, 1, 8]
+    assert [axis.steps for axis in stats.axes] == [None, 1, 4, 20, None, 1]
     assert [axis.computed for axis in stats.axes] == [None, 4, 100, 20, None, 8]
     assert [axis.reasoning for axis in stats.axes] == [decision.reasoning for decision in plan.decisions]
     assert stats.strategy_counts == dict.fromkeys(["Bucket", "DedupGather", "SafeMap", "Scan", "WhileCarry", "Vmap"], 1)
@@ -61,7 +61,7 @@ def test_a_plan_with_every_strategy():
     assert stats.memory is None
     assert stats.fits is None
     assert stats.sequential_steps is None  # nobody knows how often a while loop turns
-    assert stats.elements_at_once == 4 * 2 * 25 * 1 * 1 * 8
+    assert stats.elements_at_once == 4 * 4 * 25 * 1 * 1 * 8
 
 
 @given(
@@ -148,7 +148,7 @@ def test_explain_plan_gives_a_reason_to_every_axis(foreign):
             10,
             4,
             foreign.SafeMap(4),
-            "3 chunks of 4 elements, one after another; the last overlaps, so 2 are computed twice.",
+            "3 chunks of 4 elements, one after another; the first two overlap, so 2 are computed twice.",
         ),
         "scan": (20, 1, foreign.Scan(), "20 elements one after another, with a carry."),
         "while": (20, 1, foreign.WhileCarry(), "A carry is stepped until its condition fails."),
@@ -173,8 +173,8 @@ def test_explain_plan_gives_a_reason_to_every_axis(foreign):
 
 
 def test_distinct_elements_in_chunks(foreign):
-    dedup = DedupSpec("ligand", np.arange(60), np.arange(4096) % 60, k=60)
-    (axis,) = extract_plan_stats(planned(AxisSpec("ligand", 4096, 30), dedup_specs=[dedup])).axes
+    spec = AxisSpec("ligand", 4096, 30, dedup_eligible=True)
+    (axis,) = extract_plan_stats(BatchPlanner().plan([spec], data={"ligand": np.arange(4096) % 60})).axes
     # 64 are computed: 3 balanced chunks of 22, of which one shares 2 elements with another.
     assert (axis.kind, axis.batch_size, axis.steps, axis.chunk, axis.computed) == ("deduplicated", 30, 3, 22, 66)
     strategy = foreign.DedupGather([0, 1, 2, 0], 3, 4)

@@ -59,7 +59,7 @@ def test_chunks_stand_beside_and_lanes_below_one_another(foreign):
     (marks,) = strips(foreign, foreign.decision("x", 10, 4, foreign.SafeMap(4)))
     # three chunks of four elements; two of the last were computed before
     assert sorted({round(m.x, 3) for m in marks}) == [0, 0.333, 0.667]
-    assert [m.style for m in marks] == ["fill"] * 8 + ["hatch"] * 2 + ["fill"] * 2
+    assert [m.style for m in marks] == ["fill"] * 2 + ["hatch"] * 2 + ["fill"] * 8
     assert sorted({m.y for m in marks}) == [0, 0.25, 0.5, 0.75]
 
 

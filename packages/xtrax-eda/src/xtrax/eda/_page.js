@@ -70,7 +70,7 @@ function stepThrough() {
     }
     if (axis.kind === "chunked") {
       const size = ceilDiv(axis.cardinality, axis.turns);
-      const start = Math.min(turn * size, axis.cardinality - size);
+      const start = Math.max(turn * size - (axis.turns * size - axis.cardinality), 0);
       return `elements ${count(start)} to ${count(start + size - 1)}`;
     }
     if (axis.kind === "vectorized") return axis.cardinality === 1 ? "element 0" : `elements 0 to ${count(axis.cardinality - 1)}`;

@@ -114,7 +114,7 @@ def describe(axis: AxisStats, stats: PlanStats) -> str:
     if axis.kind == "chunked" and axis.steps is not None:
         text = f"{plural(axis.steps, 'chunk')} of {plural(axis.chunk, 'element')}, one after another"
         twice = (axis.computed or 0) - axis.cardinality
-        return f"{text}; the last overlaps, so {count_text(twice)} are computed twice." if twice else f"{text}."
+        return f"{text}; the first two overlap, so {count_text(twice)} are computed twice." if twice else f"{text}."
     if axis.strategy == "WhileCarry":
         return "A carry is stepped until its condition fails."
     if axis.kind == "sequential":

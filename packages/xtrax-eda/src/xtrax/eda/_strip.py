@@ -91,14 +91,15 @@ def _lanes(x: float, width: float, lanes: int, style: Style = "fill") -> Iterato
 def _chunks(axis: AxisStats, steps: int) -> Iterator[Mark]:
     size = axis.chunk
     blocks = list(_blocks(steps))
-    for x, width in blocks[:-1]:
-        yield from _lanes(x, width, size)
-    x, width = blocks[-1]
+    x, width = blocks[0]
     twice = (axis.computed or 0) - axis.cardinality
     lanes = list(_lanes(x, width, size))
     again = -(-twice * len(lanes) // size) if len(blocks) == steps else 0  # rounded up: it never reads as none
     for i, mark in enumerate(lanes):
-        yield dataclasses.replace(mark, style="hatch") if i < again else mark
+        # The second chunk computes the last of the first one again.
+        yield dataclasses.replace(mark, style="hatch") if i >= len(lanes) - again else mark
+    for x, width in blocks[1:]:
+        yield from _lanes(x, width, size)
 
 
 def _dedup(dedup: DedupStats) -> Iterator[Mark]:
