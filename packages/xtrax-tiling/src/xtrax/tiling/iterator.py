@@ -70,7 +70,7 @@ class SafeMapIterator:
     The results are those of `jax.vmap`. Memory is that of the inputs, the outputs and one chunk: chunks are balanced,
     and the first two overlap where they do not come out even, so `fn` should be pure, since a few elements may be
     computed twice. Differentiable in both modes; reverse mode keeps what `fn` saves of every element, unless `fn` is a
-    `jax.checkpoint`. As with every loop of JAX, a call outside `jax.jit` compiles anew each time.
+    `jax.checkpoint`. A call outside `jax.jit` is traced anew each time, as with every loop of JAX, and compiled once.
 
     Args:
         tile: elements mapped at once, at least 1.
