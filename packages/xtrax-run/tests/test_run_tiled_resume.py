@@ -26,7 +26,7 @@ from xtrax.run import (
     zarr_content_digest,
 )
 from xtrax.stages import AxisBoundary, HostTap
-from xtrax.tiling import AxisSpec, BatchPlanner, CarrySpec, reducers
+from xtrax.tiling import AxisSpec, BatchPlanner, CarrySpec, DedupSpec, reducers
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:the code's git commit:UserWarning"),
@@ -96,12 +96,14 @@ def test_a_stopped_run_goes_on_to_the_same_bytes(kind, tmp_path):
     rows = Rows()
     report = run(tmp_path / "out", rows, kind)
     assert (report.tiles_skipped, report.tiles_done) == (2, 3)
-    assert rows.read == [4, 6, 8]  # nothing committed is read again
+    assert rows.read == [0, 2, 4, 6, 8]  # the first and the last committed tile are compared, the others are new
     assert zarr_content_digest(tmp_path / "out") == zarr_content_digest(tmp_path / "whole")
     for file in (tmp_path / "whole").rglob("c.*"):  # and file by file
         assert file.read_bytes() == (tmp_path / "out" / file.relative_to(tmp_path / "whole")).read_bytes()
     assert verify_store(tmp_path / "out").ok
-    again = run(tmp_path / "out", Rows(0), kind)
+    rows = Rows()
+    again = run(tmp_path / "out", rows, kind)
+    assert rows.read == [0, 8]
     assert (again.tiles_skipped, again.tiles_done, again.compiles) == (5, 0, 0)
 
 
@@ -187,15 +189,82 @@ def test_another_number_of_rows_is_refused(tmp_path):
         run(tmp_path, np.zeros((12, 3), np.float32), plan=plan)
 
 
-def test_inputs_that_changed_are_noticed_when_asked_to(tmp_path):
-    stopped(tmp_path)
+@pytest.mark.parametrize("kind", ["object", "numpy", "jax", "zarr", "tree"])
+@pytest.mark.parametrize(("row", "tile"), [(1, 0), (5, 2)])
+def test_other_inputs_are_noticed_at_the_ends_of_what_is_committed(kind, row, tile, tmp_path):
+    def same(rows):
+        values = {"a": rows.values, "b": rows} if kind == "tree" else rows.values
+        ways = {"jax": jnp.asarray, "zarr": zarr.array, "object": lambda _: rows}
+        return ways.get(kind, lambda values: values)(values)
+
+    fn = (lambda x: double(x["b"])) if kind == "tree" else double
+    folder = tmp_path / "out"
+    stop = {"row": AxisBoundary(tap=HostTap(stop_at_row_6))}
+    with pytest.raises(Stop):
+        run(folder, same(Rows()), fn=fn, boundaries=stop)
+    other = Rows()
+    other.values[row, 1] += 1
+    with pytest.raises(ValueError, match=rf"the inputs of tile {tile} \(rows {2 * tile} to {2 * tile + 1}\) are not"):
+        run(folder, same(other), fn=fn, boundaries=stop)
+    with pytest.raises(Stop):  # the same inputs are taken
+        run(folder, same(Rows()), fn=fn, boundaries=stop)
+
+
+def stop_at_row_6(_, numbers):
+    if numbers[0] >= 6:
+        raise Stop
+
+
+def test_all_inputs_are_read_again_when_asked_to(tmp_path):
+    stopped(tmp_path, stop_at=6)
     other = Rows()
     other.values[3, 1] += 1
     with pytest.raises(ValueError, match=r"the inputs of tile 1 \(rows 2 to 3\) are not those"):
         run(tmp_path, other, verify_inputs=True)
     rows = Rows()
-    assert run(tmp_path, rows, verify_inputs=True).tiles_done == 3
+    assert run(tmp_path, rows, verify_inputs=True).tiles_done == 2
     assert rows.read == [0, 2, 4, 6, 8]
+
+
+def largest(factor=1.0, offset=0.0):
+    shift = jnp.full(3, offset)
+    return reducers.Reducer(
+        init=lambda element: jnp.full(element.shape, -jnp.inf),
+        update=lambda state, values, _: jnp.maximum(state, values.max(axis=0)),
+        merge=lambda a, b: jnp.maximum(a, factor * b),
+        finalize=lambda state: state + shift,
+    )
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        (("scan", 0.0), ("scan", 1.0), "the first carry"),
+        (("dedup", [0, 0, 1, 2, 3, 3, 4, 4, 5, 5]), ("dedup", [0, 1, 2, 2, 3, 3, 4, 4, 5, 5]), "the index_map"),
+        (("reduce", largest()), ("reduce", largest(factor=2.0)), "merge or finalize of the Reducer"),
+        (("reduce", largest()), ("reduce", largest(offset=1.0)), "merge or finalize of the Reducer"),
+    ],
+    ids=["carry", "index_map", "merge", "finalize"],
+)
+def test_what_is_not_in_the_program_of_a_tile_is_compared_too(before, after, message, tmp_path):
+    def go(case, rows):
+        kind, value = case
+        planner, boundaries = {}, {}
+        if kind == "scan":
+            planner["carry_specs"] = [CarrySpec("row", value, lambda c, y: (c + y.sum(), y))]
+        elif kind == "dedup":
+            first = np.unique(value, return_index=True)[1]
+            planner["dedup_specs"] = [DedupSpec("row", first, np.array(value), len(first))]
+        else:
+            boundaries["row"] = AxisBoundary(fuse=value)
+        plan = BatchPlanner(**planner).plan([AxisSpec("row", N, 2)])
+        return run(tmp_path, rows, fn=lambda x: 2 * x, plan=plan, boundaries=boundaries)
+
+    with pytest.raises(Stop):
+        go(before, Rows(6))
+    with pytest.raises(ValueError, match=f"What differs: {message}"):
+        go(after, Rows())
+    assert go(before, Rows()).tiles_done == 2
 
 
 def edit_header(folder, change):
@@ -263,8 +332,10 @@ def test_a_damaged_tile_is_named_and_computed_again(what, kind, finished, tmp_pa
     rows = Rows()
     with caplog.at_level(logging.WARNING, "xtrax.run"):
         again = run(tmp_path / "out", rows, kind)
-    assert rows.read == ([2] if finished else [2, 6, 8])  # exactly that tile, and what was not done
-    assert again.tiles_done == len(rows.read)
+    compared, computed = rows.read[:2], rows.read[2:]
+    assert compared == ([0, 8] if finished else [0, 4])
+    assert computed == ([2] if finished else [2, 6, 8])  # exactly that tile, and what was not done
+    assert again.tiles_done == len(computed)
     assert named in caplog.text
     assert verify_store(tmp_path / "out").ok
     assert zarr_content_digest(tmp_path / "out") == zarr_content_digest(tmp_path / "whole")
@@ -306,7 +377,7 @@ def test_a_torn_line_is_no_commit(tmp_path):
     assert verify_store(tmp_path).committed == 2
     rows = Rows()
     run(tmp_path, rows)
-    assert rows.read == [4, 6, 8]
+    assert rows.read == [0, 2, 4, 6, 8]  # two to compare, three to compute
     assert verify_store(tmp_path).ok
 
 

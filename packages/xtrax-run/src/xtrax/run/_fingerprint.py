@@ -8,26 +8,54 @@ from typing import Any
 import jax
 
 from xtrax.run._inputs import Source, digest_arrays
-from xtrax.run._tile_program import TileProgram
+from xtrax.run._tile_program import TileProgram, Work, trace_without_consts
+from xtrax.tiling.reducers import Reducer
+from xtrax.tiling.strategy import DedupGather
+
+_PARTS = {
+    "carry_sha256": "the first carry (init) of the outermost axis",
+    "index_map_sha256": "the index_map of the outermost axis, which says which elements are equal",
+    "reducer_sha256": "merge or finalize of the Reducer at the edge of the outermost axis",
+}
 
 
-def fingerprint(program: TileProgram, sources: Sequence[Source], hosts: Sequence[str]) -> dict[str, Any]:
+def fingerprint(
+    program: TileProgram, work: Work, sources: Sequence[Source], hosts: Sequence[str], carry: Any, state: Any
+) -> dict[str, Any]:
     """What the header of a run keeps of its computation.
 
     Args:
         program: Of a whole tile.
+        work: What is computed of a tile.
         sources: The inputs that have the outermost axis.
         hosts: Names of host functions.
+        carry: Before the first tile; None without.
+        state: What a tile leaves for later, abstractly; None without.
     """
+    strategy = work.outermost.strategy
+    index_map = [strategy.index_map] if isinstance(strategy, DedupGather) else []
     text = program.lowered.as_text()  # the same in every process; names host callbacks by number alone
     return {
         "program_sha256": hashlib.sha256(text.encode()).hexdigest(),
         "arrays_sha256": digest_arrays(program.consts),
+        "carry_sha256": digest_arrays(jax.tree.leaves(carry)),
+        "index_map_sha256": digest_arrays(index_map),
+        "reducer_sha256": None if work.reducer is None else _reducer_digest(work.reducer, state["reduced"]),
         "host_functions": list(hosts),
         "inputs": [source.describe() for source in sources],
         "jax": jax.__version__,
         "backend": jax.default_backend(),
     }
+
+
+def _reducer_digest(reducer: Reducer, state: Any) -> str:
+    """Of what is done with the states of tiles; how a tile reduces its rows is in its program."""
+    digest = hashlib.sha256()
+    for fn, args in ((reducer.merge, (state, state)), (reducer.finalize, (state,))):
+        lowered, consts, _ = trace_without_consts(fn, args)
+        digest.update(hashlib.sha256(lowered.as_text().encode()).digest())
+        digest.update(digest_arrays(consts).encode())
+    return digest.hexdigest()
 
 
 def refuse_changes(folder: Any, kept: Mapping[str, Any], now: Mapping[str, Any]) -> None:
@@ -47,6 +75,9 @@ def refuse_changes(folder: Any, kept: Mapping[str, Any], now: Mapping[str, Any])
         changes.append(
             "the values of arrays that fn holds or closes over, of inputs without the outermost axis, or of key"
         )
+    for name, what in _PARTS.items():
+        if name in kept and kept[name] != now[name]:  # a run that was begun by an older version has none
+            changes.append(what)
     if kept["host_functions"] != now["host_functions"]:
         changes.append(f"the host functions: they were {kept['host_functions']}, and are {now['host_functions']}")
     for before, after in zip(kept["inputs"], now["inputs"], strict=False):

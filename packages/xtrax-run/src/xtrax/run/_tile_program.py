@@ -175,14 +175,7 @@ class TileProgram:
         def program(leaves: Any, start: Any, carry: Any, index_map: Any) -> TileResult:
             return work.run(rebuild(leaves), rows, start, carry, index_map)
 
-        traced, shapes = jax.make_jaxpr(program, return_shape=True)(*types)
-        treedef = jax.tree.structure(shapes)
-
-        def tile(consts: Any, *args: Any) -> Any:
-            return treedef.unflatten(jaxpr_as_fun(ClosedJaxpr(traced.jaxpr, consts))(*jax.tree.leaves(args)))
-
-        consts = list(traced.consts)
-        return cls(jax.jit(tile).lower([array_type(const) for const in consts], *types), consts, shapes)
+        return cls(*trace_without_consts(program, types))
 
     @property
     def is_compiled(self) -> bool:
@@ -199,6 +192,27 @@ class TileProgram:
         """Compute a tile."""
         self.compile()
         return self._compiled(self.consts, list(leaves), np.int32(start), carry, index_map)
+
+
+def trace_without_consts(fn: Callable[..., Any], types: Sequence[Any]) -> tuple[Any, list[Any], Any]:
+    """Lower a function so that no array is compiled in.
+
+    Args:
+        fn: What is traced.
+        types: Of its arguments.
+
+    Returns:
+        The lowered function of `(consts, *args)`, the arrays that `fn` holds or closes over, and what it returns,
+        abstractly.
+    """
+    traced, shapes = jax.make_jaxpr(fn, return_shape=True)(*types)
+    treedef = jax.tree.structure(shapes)
+
+    def run(consts: Any, *args: Any) -> Any:
+        return treedef.unflatten(jaxpr_as_fun(ClosedJaxpr(traced.jaxpr, consts))(*jax.tree.leaves(args)))
+
+    consts = list(traced.consts)
+    return jax.jit(run).lower([array_type(const) for const in consts], *types), consts, shapes
 
 
 def array_type(array: Any) -> jax.ShapeDtypeStruct:

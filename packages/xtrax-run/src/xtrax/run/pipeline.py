@@ -47,8 +47,9 @@ def run_tiled(
     committed, computes the rest, and leaves, byte for byte on a deterministic backend, the data of a run that was
     never stopped. Host effects of tiles that were not committed fire again; those of committed ones never do. On
     resuming, what is committed is read and compared with its digests: a damaged tile is computed again, with a warning
-    in the log (`xtrax.run`), and its effects fire again. A run of something else, another function or other inputs, is
-    refused.
+    in the log (`xtrax.run`), and its effects fire again. A run of something else is refused: another function, first
+    carry, `index_map` or Reducer, or other inputs. Of these, shapes, dtypes and the digests of the first and the last
+    committed tile are compared; a change between these tiles is noticed with `verify_inputs=True` alone.
 
     The strategy of the outermost axis:
 
@@ -81,7 +82,8 @@ def run_tiled(
         client: A `dask.distributed.Client`, on whose workers the tiles are computed (`xtrax-run[dask]`).
         mesh: Devices over which each tile is split, as in `execute_plan`.
         key: A PRNG key, as in `execute_plan`: an element's key does not depend on the tiles.
-        verify_inputs: Whether the inputs of committed tiles are read again, and compared with what was read then.
+        verify_inputs: Whether the inputs of all committed tiles are read again on resuming, and compared with what was
+            read then. False: those of the first and the last one.
 
     Returns:
         What was done.
