@@ -116,7 +116,8 @@ class Work:
         self, inputs: Sequence[Any], names: Any, strategy: Any, size: int, hooks: Mapping[str, AxisHook], start: Any
     ) -> tuple[Any, dict[str, Any]]:
         spec = dataclasses.replace(self.outermost.spec, cardinality=size)
-        outer = dataclasses.replace(self.outermost, spec=spec, strategy=strategy)
+        batch_size = max(self.outermost.batch_size, 1)  # an empty axis is traced with one element
+        outer = dataclasses.replace(self.outermost, spec=spec, strategy=strategy, batch_size=batch_size)
         numbers = start + jnp.arange(size, dtype=jnp.int32)
         decisions = (outer, *self.decisions[1:])
         return _run_on_device(self.fn, decisions, inputs, names, self.mesh, self.key, hooks, numbers)
