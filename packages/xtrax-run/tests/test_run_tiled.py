@@ -154,6 +154,18 @@ def test_an_outermost_scan_hands_its_carry_from_tile_to_tile(collect, sink, tmp_
         assert outputs is None
 
 
+def test_an_outermost_scan_may_be_reduced():
+    x = data()
+    running = CarrySpec("row", jnp.float32(0), lambda carry, y: (carry + y, carry + y))
+    plan = BatchPlanner(carry_specs=[running]).plan([spec()])
+    boundaries = {"row": AxisBoundary(fuse=reducers.topk(2))}
+    (values, indices), carries = run(lambda x: x[0], x, plan=plan, tile_size=4, boundaries=boundaries).outputs
+    sums = np.cumsum(x[:, 0])
+    assert indices.tolist() == np.argsort(-sums, kind="stable")[:2].tolist()
+    np.testing.assert_allclose(values, np.sort(sums)[::-1][:2], rtol=1e-6)
+    np.testing.assert_allclose(carries["row"], sums[-1], rtol=1e-6)
+
+
 @pytest.mark.parametrize("batch", [1, 2, 3, 100])
 def test_an_outermost_dedup_computes_distinct_rows_and_fires_for_all(batch):
     x = data(5)[[0, 1, 0, 2, 2, 2, 3, 4, 4, 0, 1]]

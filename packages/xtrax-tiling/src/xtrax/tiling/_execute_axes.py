@@ -351,10 +351,10 @@ def _grid(nest: Nest, j: int, operands: Sequence[Operand], lanes: Sequence[Lane]
 
 
 def _padding_mask(nest: Nest, k: int, operands: Sequence[Operand]) -> Any:
-    """Which elements of axis `k` at hand are real, or None for all; only the outermost axis is ever padded."""
+    """Which elements of axis `k` at hand are real, `(n,)`, or None for all; only the outermost axis is ever padded."""
     if not nest.padded or k > 0:
         return None
-    return operands[nest.positions[0]].value < PADDING
+    return jnp.atleast_1d(operands[nest.positions[0]].value < PADDING)  # a step of a scan has one element at hand
 
 
 def _first_state(reducer: Reducer, values: Any, lanes: Sequence[Lane]) -> Any:
