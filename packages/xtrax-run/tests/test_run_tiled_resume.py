@@ -502,7 +502,7 @@ def test_a_full_disk(tmp_path):
 
 
 @pytest.mark.parametrize("exists", [True, False])
-def test_a_read_only_folder(exists, tmp_path):
+def test_a_read_only_folder(exists, tmp_path, as_nobody):
     folder = tmp_path / "out"
     if exists:
         stopped(folder)
@@ -513,19 +513,6 @@ def test_a_read_only_folder(exists, tmp_path):
         run(folder, Rows())
     os.chmod(folder if exists else tmp_path, 0o755)
     assert run(folder, Rows()).tiles_skipped == (2 if exists else 0)
-
-
-@contextlib.contextmanager
-def as_nobody():
-    """Root may write anywhere, so a test of permissions has to be someone else."""
-    if os.geteuid():
-        yield
-        return
-    os.seteuid(65534)
-    try:
-        yield
-    finally:
-        os.seteuid(0)
 
 
 def test_a_resumed_run_from_another_folder(tmp_path, monkeypatch):

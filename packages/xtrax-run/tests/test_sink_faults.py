@@ -39,19 +39,6 @@ def largest_file(size):
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-@contextlib.contextmanager
-def as_nobody():
-    """Root may write anywhere, so a test of permissions has to be someone else."""
-    if os.geteuid():
-        yield
-        return
-    os.seteuid(65534)
-    try:
-        yield
-    finally:
-        os.seteuid(0)
-
-
 @pytest.fixture
 def small_disk(tmp_path):
     """A file system of 1 MiB."""
@@ -115,7 +102,7 @@ def test_replacing_a_drained_array_fails_without_harm(fmt, tmp_path):
 
 
 @pytest.mark.parametrize("exists", [True, False])
-def test_a_read_only_folder(fmt, exists, tmp_path):
+def test_a_read_only_folder(fmt, exists, tmp_path, as_nobody):
     os.chmod(tmp_path, 0o755)
     for parent in tmp_path.parents[:2]:
         os.chmod(parent, 0o755)

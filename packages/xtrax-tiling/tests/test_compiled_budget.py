@@ -1,6 +1,5 @@
 """Budgets from the compiler: what a plan takes is what XLA assigns to the program that runs it."""
 
-import contextlib
 import warnings
 from typing import Any
 
@@ -40,22 +39,6 @@ def account(fn, *args):
     return found.argument_size_in_bytes + found.output_size_in_bytes + found.temp_size_in_bytes
 
 
-@contextlib.contextmanager
-def compiles():
-    """Counts what the backend really compiles."""
-    seen = []
-
-    def listen(event: str, duration_secs: float, **_) -> None:
-        if event.endswith("backend_compile_duration"):
-            seen.append(event)
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    try:
-        yield seen
-    finally:
-        jax.monitoring.unregister_event_duration_listener(listen)
-
-
 def rnn(x):
     """`(16, 32)` to `(32,)`."""
     return jax.lax.scan(lambda c, t: (jnp.tanh(jnp.roll(c, 1) * c + t), None), jnp.zeros(32), x)[0]
@@ -84,7 +67,7 @@ def nbytes(*trees):
     ],
     ids=["sort", "fft", "rnn", "grad"],
 )
-def test_the_largest_chunk_that_fits_by_the_compilers_account(fn, shape, share):
+def test_the_largest_chunk_that_fits_by_the_compilers_account(fn, shape, share, compiles):
     n = 20_011  # a prime
     xs = abstract(n, *shape)
     spec = AxisSpec("batch", n, 8)
@@ -108,7 +91,7 @@ def test_the_largest_chunk_that_fits_by_the_compilers_account(fn, shape, share):
     assert account(lambda xs: SafeMapIterator(64)(fn, xs), xs) == pytest.approx(line, rel=0.01)
 
 
-def test_what_fits_is_compiled_once_and_what_was_compiled_is_kept():
+def test_what_fits_is_compiled_once_and_what_was_compiled_is_kept(compiles):
     xs = abstract(1000, 256)
     fn = ranked
     budget = MemoryBudget.for_function(fn, xs, bytes=account(jax.vmap(fn), xs))

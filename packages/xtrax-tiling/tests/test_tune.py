@@ -1,6 +1,5 @@
 """Chunk sizes by measurement: what is tried, within which budget, and what is kept."""
 
-import contextlib
 import json
 import math
 import os
@@ -37,22 +36,6 @@ def abstract(*shape, dtype="float32") -> Any:
     return jax.ShapeDtypeStruct(shape, dtype)
 
 
-@contextlib.contextmanager
-def compiles():
-    """Counts what the backend really compiles."""
-    seen = []
-
-    def listen(event: str, duration_secs: float, **_) -> None:
-        if event.endswith("backend_compile_duration"):
-            seen.append(event)
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    try:
-        yield seen
-    finally:
-        jax.monitoring.unregister_event_duration_listener(listen)
-
-
 def ranked(x):
     """`(64,)` to `(4,)`, with memory for each element at once."""
     return jnp.sort(jnp.sin(x))[:4]
@@ -62,7 +45,7 @@ def fastest(tuned):
     return min(tuned.measurements, key=lambda size: tuned.measurements[size])
 
 
-def test_a_few_sizes_are_timed_and_one_of_the_fastest_is_chosen():
+def test_a_few_sizes_are_timed_and_one_of_the_fastest_is_chosen(compiles):
     xs = np.ones((5000, 64), np.float32)
     with compiles() as done:
         tuned = tune_batch_size(ranked, xs)
@@ -83,7 +66,7 @@ def test_short_axes_are_tuned_too(total):
 
 
 @pytest.mark.parametrize("total", [0, 1])
-def test_where_there_is_nothing_to_choose_nothing_is_compiled(total):
+def test_where_there_is_nothing_to_choose_nothing_is_compiled(total, compiles):
     with compiles() as done:
         assert tune_batch_size(ranked, np.ones((total, 64), np.float32)) == TunedBatchSize(1, {})
     assert done == []
@@ -201,7 +184,7 @@ def test_random_keys_are_timed(impl):
     assert set(tuned.measurements) == {4, 40}
 
 
-def test_the_budget_bounds_every_program_that_is_timed():
+def test_the_budget_bounds_every_program_that_is_timed(compiles):
     xs = abstract(4000, 64)
 
     def account(size):
@@ -221,7 +204,7 @@ def test_the_budget_bounds_every_program_that_is_timed():
         tune_batch_size(ranked, xs, budget=1000)
 
 
-def test_what_was_measured_is_not_measured_again():
+def test_what_was_measured_is_not_measured_again(compiles):
     xs = abstract(300, 64)
     first = tune_batch_size(ranked, xs, candidates=[10, 100])
     with compiles() as done:
@@ -331,7 +314,7 @@ def test_a_folder_that_cannot_be_written_to_is_told_about(tmp_path):
         tmp_path.chmod(0o700)
 
 
-def test_what_this_process_measured_is_kept_when_a_folder_is_given_later(tmp_path):
+def test_what_this_process_measured_is_kept_when_a_folder_is_given_later(tmp_path, compiles):
     first = tune_batch_size(ranked, abstract(70, 64), candidates=[7])
     with compiles() as done:
         assert tune_batch_size(ranked, abstract(70, 64), candidates=[7], cache=str(tmp_path)) is first
@@ -385,7 +368,7 @@ def test_what_the_function_raises_surfaces():
         ((abstract(4),), {"cache": ""}, TypeError, "cache must be the path of a folder"),
     ],
 )
-def test_bad_arguments_are_refused(args, options, error, message):
+def test_bad_arguments_are_refused(args, options, error, message, compiles):
     with compiles() as done, pytest.raises(error, match=message):
         tune_batch_size(jnp.sin, *args, **options)
     assert done == []

@@ -36,6 +36,8 @@ from xtrax.run._run_files import (
     HEADER,
     LAYOUT,
     MANIFEST,
+    count_first,
+    count_tiles,
     digest_of_file,
     group_metadata,
     metadata_of,
@@ -124,12 +126,12 @@ class AppendStore:
     @property
     def tiles(self) -> int:
         """How many tiles that makes."""
-        return 0 if self.header is None else -(-self.rows // self.header["tile_rows"])
+        return 0 if self.header is None else count_tiles(self.header)
 
     @property
     def prefix(self) -> int:
         """How many tiles are committed before the first that is not."""
-        return next(i for i in range(self.tiles + 1) if i not in self.committed)
+        return count_first(self.committed, self.tiles)
 
     def create(self, header: Mapping[str, Any], specs: Sequence[ArraySpec], provenance: Mapping[str, Any]) -> None:
         """Start a run, in place of one that committed nothing. A kill in here leaves no run.

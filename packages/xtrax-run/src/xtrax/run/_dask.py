@@ -32,11 +32,11 @@ from xtrax.run._open_run import Session, rows_on_host, state_bytes, trace_tile
 from xtrax.run._progress import Progress
 from xtrax.run._report import RunReport
 from xtrax.run._shards import ArraySpec, flush, write_tile, write_whole
-from xtrax.run._tile_hooks import expected_rows
 from xtrax.run._tile_program import TileProgram, Work
 from xtrax.run._tile_reader import ReadTile, TileInputs
 from xtrax.run._tiles import Tiles
 from xtrax.stages import HostSink, HostTap
+from xtrax.stages._effects import expected_elements
 from xtrax.stages._host_record import run_watched
 
 _JOB = "job.pickle"
@@ -103,8 +103,7 @@ class Workshop:
             return self._programs[rows]
 
     def _check(self, program: TileProgram) -> None:
-        found = hashlib.sha256(program.lowered.as_text().encode()).hexdigest()
-        if found != self.job.program_sha256:
+        if program.digest() != self.job.program_sha256:
             raise RuntimeError(
                 f"a worker on {socket.gethostname()} (jax {jax.__version__}, {jax.default_backend()}) makes another "
                 "program of fn than the client; give both the same versions, code, backend and jax configuration"
@@ -143,7 +142,7 @@ def compute_tile(path: str, digest: str, tile: int, read: ReadTile | None) -> tu
     program = workshop.program(rows)
     start = time.perf_counter()
     leaves, first = [jax.device_put(leaf) for leaf in read.leaves or ()], job.tiles.span(tile)[0]
-    expected = expected_rows(job.work.decisions, job.boundaries, rows)
+    expected = expected_elements(job.work.decisions, job.boundaries, rows)
     result = run_watched(lambda: program(leaves, first, None, read.index_map), list(expected), expected)
     computing = time.perf_counter() - start
     start = time.perf_counter()

@@ -34,9 +34,8 @@ def fingerprint(
     """
     strategy = work.outermost.strategy
     index_map = [strategy.index_map] if isinstance(strategy, DedupGather) else []
-    text = program.lowered.as_text()  # the same in every process; names host callbacks by number alone
     return {
-        "program_sha256": hashlib.sha256(text.encode()).hexdigest(),
+        "program_sha256": program.digest(),
         "arrays_sha256": digest_arrays(program.consts),
         "carry_sha256": digest_arrays(jax.tree.leaves(carry)),
         "index_map_sha256": digest_arrays(index_map),

@@ -12,7 +12,10 @@ from xtrax.run._names import HIDDEN
 from xtrax.run._run_files import (
     COMMITS,
     HEADER,
+    MANIFEST,
     DamagedRunError,
+    count_first,
+    count_tiles,
     digest_of_file,
     group_metadata,
     metadata_of,
@@ -91,7 +94,7 @@ def inspect_store(folder: Path) -> Inspection:
     with ThreadPoolExecutor(2) as pool:  # sha256 lets other threads run
         for found in pool.map(check, tiles):
             problems += found
-    rows = min(header["rows"], header["tile_rows"] * next(i for i in range(len(tiles) + 1) if i not in records))
+    rows = min(header["rows"], header["tile_rows"] * count_first(records, len(tiles)))
     finished = _check_manifest(folder, header, by_name, len(tiles), problems)
     problems += _metadata_problems(folder, header, specs, rows, finished=finished)
     size = sum(file["bytes"] for record in records.values() for file in record["arrays"].values())
@@ -107,7 +110,7 @@ def _records(folder: Path, header: dict[str, Any], names: set[str], problems: li
         return {}
     for line in content.damaged:
         problems.append(Problem(path, f"line {line} does not fit its checksum; the tile that it named is given up"))
-    tiles = -(-header["rows"] // header["tile_rows"])
+    tiles = count_tiles(header)
     records = {}
     for record in content.records:
         if not 0 <= record["tile"] < tiles or set(record["arrays"]) != names:
@@ -185,7 +188,7 @@ def _metadata_problem(
 def _check_manifest(
     folder: Path, header: dict[str, Any], specs: dict[str, ArraySpec], tiles: int, problems: list[Problem]
 ) -> bool:
-    path = folder / HIDDEN / "manifest.json"
+    path = folder / HIDDEN / MANIFEST
     try:
         manifest = read_manifest(folder)
     except DamagedRunError as error:

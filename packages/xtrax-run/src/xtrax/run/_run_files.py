@@ -3,7 +3,7 @@
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +78,16 @@ def metadata_of(header: Mapping[str, Any], name: str, rows: int | None = None) -
     """What `zarr.json` says of an array of a run, when it has so many rows (None: it has no row axis)."""
     metadata = header["metadata"][name]
     return metadata if rows is None else {**metadata, "shape": [rows, *metadata["shape"][1:]]}
+
+
+def count_tiles(header: Mapping[str, Any]) -> int:
+    """How many tiles a run has."""
+    return -(-header["rows"] // header["tile_rows"])
+
+
+def count_first(committed: Container[int], tiles: int) -> int:
+    """How many tiles are committed before the first that is not."""
+    return next(i for i in range(tiles + 1) if i not in committed)
 
 
 def digest_of_file(path: Path) -> str:

@@ -11,10 +11,10 @@ from xtrax.run._append_store import TileData
 from xtrax.run._open_run import Session, rows_on_host, state_bytes
 from xtrax.run._progress import Progress
 from xtrax.run._report import RunReport, reset_peak_memory
-from xtrax.run._tile_hooks import expected_rows
 from xtrax.run._tile_program import TileResult
 from xtrax.run._tile_reader import Places, ReadTile, TileReader
 from xtrax.run._tile_writer import TileWriter
+from xtrax.stages._effects import expected_elements
 from xtrax.stages._host_record import run_watched
 
 
@@ -101,7 +101,7 @@ class _Loop:
         program = session.program(rows)
         carry = self._carry_before(read.tile) if session.work.scans else None
         start = session.tiles.span(read.tile)[0]
-        expected = expected_rows(session.work.decisions, session.request.boundaries, rows)
+        expected = expected_elements(session.work.decisions, session.request.boundaries, rows)
         ahead = None
         if expected:
             result = run_watched(lambda: program(leaves, start, carry, read.index_map), list(expected), expected)

@@ -1,6 +1,7 @@
 """The program of a tile: a plan's nest of axes, its outermost one cut short, with no array compiled in."""
 
 import dataclasses
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -177,6 +178,10 @@ class TileProgram:
             return work.run(rebuild(leaves), rows, start, carry, index_map)
 
         return cls(*trace_without_consts(program, types))
+
+    def digest(self) -> str:
+        """Of its text, which is the same in every process, and names host callbacks by number alone."""
+        return hashlib.sha256(self.lowered.as_text().encode()).hexdigest()
 
     @property
     def is_compiled(self) -> bool:

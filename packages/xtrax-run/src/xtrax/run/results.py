@@ -13,7 +13,7 @@ import zarr
 
 from xtrax.run._commit_log import read_log
 from xtrax.run._names import HIDDEN
-from xtrax.run._run_files import COMMITS, read_header, read_manifest
+from xtrax.run._run_files import COMMITS, count_tiles, read_header, read_manifest
 from xtrax.run._shards import ArraySpec
 
 if TYPE_CHECKING:
@@ -162,8 +162,12 @@ def _tiled(path: Path, header: dict[str, Any]) -> Results:
             if name.startswith("seconds_"):
                 kind = name.removeprefix("seconds_")
                 timings[kind] = round(timings.get(kind, 0.0) + seconds, 6)
-    tiles = -(-header["rows"] // header["tile_rows"])
-    state = {"finished": manifest is not None, "tiles": tiles, "committed": len(records), "rows": header["rows"]}
+    state = {
+        "finished": manifest is not None,
+        "tiles": count_tiles(header),
+        "committed": len(records),
+        "rows": header["rows"],
+    }
     provenance = {"run_id": header["run_id"], **header["provenance"]}
     return _results(path, arrays, provenance, timings, state, dims)
 

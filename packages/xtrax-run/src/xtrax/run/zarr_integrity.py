@@ -15,7 +15,7 @@ from xtrax.run._canonical import canonical_json_bytes, normalize_json_value
 from xtrax.run._fsync import fsync_directory, fsync_file, fsync_tree
 from xtrax.run._inspect import Problem, inspect_store
 from xtrax.run._names import HIDDEN
-from xtrax.run._run_files import DamagedRunError
+from xtrax.run._run_files import DamagedRunError, count_tiles
 from xtrax.run._values import RESERVED
 
 __all__ = [
@@ -157,7 +157,7 @@ def verify_store(path: str | os.PathLike[str]) -> IntegrityReport:
     return IntegrityReport(
         path=path,
         run_id=header["run_id"],
-        tiles=-(-header["rows"] // header["tile_rows"]),
+        tiles=count_tiles(header),
         committed=len(found.records.keys() - found.damaged_tiles),
         finished=found.finished,
         bytes_checked=found.bytes_checked,

@@ -14,6 +14,7 @@ from xtrax.stages._host_record import HostRecord
 from xtrax.stages.boundaries import AxisBoundary, BoundaryCallable
 from xtrax.stages.host import HostSink, HostTap, refuse_derivatives
 from xtrax.tiling._hooks import AxisHook
+from xtrax.tiling.plan import AxisDecision
 
 
 def is_ordered(effect: Any) -> bool:
@@ -30,6 +31,25 @@ def host_records(boundaries: Sequence[AxisBoundary | None]) -> list[HostRecord]:
     """The records of the host functions at the edges of these axes."""
     effects = [effect for boundary in boundaries if boundary is not None for effect in (boundary.tap, boundary.sink)]
     return [effect.record for effect in effects if isinstance(effect, (HostTap, HostSink))]
+
+
+def expected_elements(
+    decisions: Sequence[AxisDecision], boundaries: Mapping[str, AxisBoundary | None], outermost: int | None = None
+) -> dict[HostRecord, int]:
+    """How many elements each host function is to take: those of its axis, for each of the axes outside.
+
+    Args:
+        decisions: The axes of a plan, the outermost first.
+        boundaries: What happens at their edges.
+        outermost: How many elements of the outermost axis are run; None for all.
+    """
+    expected: dict[HostRecord, int] = {}
+    elements = 1
+    for i, decision in enumerate(decisions):
+        elements *= decision.spec.cardinality if i > 0 or outermost is None else outermost
+        for record in host_records([boundaries.get(decision.spec.name)]):
+            expected[record] = expected.get(record, 0) + elements
+    return expected
 
 
 def axis_hooks(

@@ -88,7 +88,7 @@ def run_watched(
         try:
             result = jax.block_until_ready(call())
             jax.effects_barrier()
-        except Exception:
+        except Exception:  # whatever JAX makes of what a host function raised, which is raised itself below
             if run.failure is None:
                 raise
         if run.failure is not None:

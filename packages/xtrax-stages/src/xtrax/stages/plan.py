@@ -5,11 +5,10 @@ from typing import Any
 
 import jax
 
-from xtrax.stages._effects import axis_hooks, host_records, is_ordered
+from xtrax.stages._effects import axis_hooks, expected_elements, host_records, is_ordered
 from xtrax.stages._errors import ExecutorError
-from xtrax.stages._host_record import HostRecord, outside_traces, run_watched
+from xtrax.stages._host_record import outside_traces, run_watched
 from xtrax.stages.boundaries import AxisBoundary
-from xtrax.stages.host import HostSink, HostTap
 from xtrax.stages.topology import axis_boundaries_by_name, validate_plan_topology
 from xtrax.tiling.errors import DispatchRejected
 from xtrax.tiling.execute import _run_plan
@@ -97,7 +96,7 @@ def execute_plan(
 
     try:
         if host_records(list(by_name.values())) and outside_traces(fn, args, key):
-            expected = _expected(decisions, by_name)
+            expected = expected_elements(decisions, by_name)
             return run_watched(call, list(expected), expected)
         return call()
     except DispatchRejected as error:
@@ -138,16 +137,3 @@ def _check(decisions: Sequence[AxisDecision], by_name: Mapping[str, AxisBoundary
                 f"axis {name!r}: its fuse needs the stack of the outputs, and its Scan has collect_outputs=False. Use "
                 "a Reducer of xtrax.tiling, which is streamed, or collect the outputs."
             )
-
-
-def _expected(decisions: Sequence[AxisDecision], by_name: Mapping[str, AxisBoundary]) -> dict[HostRecord, int]:
-    """How many elements each host function is to take: those of its axis, for each of the axes outside."""
-    expected: dict[HostRecord, int] = {}
-    elements = 1
-    for decision in decisions:
-        elements *= decision.spec.cardinality
-        boundary = by_name.get(decision.spec.name)
-        for effect in () if boundary is None else (boundary.tap, boundary.sink):
-            if isinstance(effect, (HostTap, HostSink)):
-                expected[effect.record] = expected.get(effect.record, 0) + elements
-    return expected

@@ -7,11 +7,12 @@ from typing import Any
 import jax
 
 from xtrax.inference._annotations import dimension_names
-from xtrax.inference._inputs import Arguments, abstract_arguments, abstract_result, describe, name_of
+from xtrax.inference._inputs import Arguments, abstract_arguments, abstract_result, name_of
 from xtrax.inference._override import AxisOverride, overrides_of
 from xtrax.inference._schema import BundleSchema, name_outputs
 from xtrax.inference._verify import verify_structure
 from xtrax.tiling import AxisRole, AxisSpec
+from xtrax.tiling._split import type_text
 
 
 def infer_bundle(
@@ -73,7 +74,7 @@ class _Leading:
     name: str
 
     def __str__(self) -> str:
-        return f"{self.label} {describe(self.leaf)}"
+        return f"{self.label} {type_text(self.leaf)}"
 
 
 def _leading_axes(fn: Callable[..., Any], arguments: Arguments) -> list[_Leading]:

@@ -93,11 +93,6 @@ def name_of(fn: Callable[..., Any]) -> str:
     return getattr(fn, "__name__", type(fn).__name__)
 
 
-def describe(leaf: Any) -> str:
-    """A shape and dtype in the form that JAX prints, such as `float32[4,3]`."""
-    return f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"
-
-
 def _abstract(label: str, tree: Any) -> Any:
     def convert(path: Any, leaf: Any) -> jax.ShapeDtypeStruct:
         where = label + jax.tree_util.keystr(path)

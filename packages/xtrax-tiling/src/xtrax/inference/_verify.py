@@ -6,7 +6,8 @@ from typing import Any
 import jax
 
 from xtrax.inference._errors import StructureMismatchError
-from xtrax.inference._inputs import abstract_arguments, abstract_result, bind, describe, name_of
+from xtrax.inference._inputs import abstract_arguments, abstract_result, bind, name_of
+from xtrax.tiling._split import type_text
 
 
 def verify_structure(fn: Callable[..., Any], abstract_inputs: Any, concrete_inputs: Any) -> None:
@@ -44,7 +45,7 @@ def _differences(what: str, expected: Any, found: Any) -> list[str]:
     """A sentence for each leaf that differs; one for the containers if no leaf does."""
     wanted, wanted_def = jax.tree_util.tree_flatten_with_path(expected)
     leaves, found_def = jax.tree_util.tree_flatten_with_path(found)
-    announced = {jax.tree_util.keystr(path): describe(leaf) for path, leaf in wanted}
+    announced = {jax.tree_util.keystr(path): type_text(leaf) for path, leaf in wanted}
     real = {jax.tree_util.keystr(path): _describe_value(leaf) for path, leaf in leaves}
     sentences: list[str] = []
     for path in announced | real:
@@ -61,6 +62,6 @@ def _differences(what: str, expected: Any, found: Any) -> list[str]:
 
 def _describe_value(leaf: Any) -> str:
     try:
-        return describe(jax.typeof(leaf))
+        return type_text(jax.typeof(leaf))
     except TypeError:
         return f"{leaf!r} ({type(leaf).__name__}), which is no array"

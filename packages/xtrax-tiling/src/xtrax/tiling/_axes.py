@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from xtrax.tiling._split import ARRAY_LIKE
+
 
 def broadcast_prefix(
     name: str, prefix: Any, tree: Any, value: str = "an int, None,", tree_name: str = "xs"
@@ -166,7 +168,7 @@ def _normal_axis(name: str, leaf: Any, axis: Any) -> int | None:
         return None
     if isinstance(axis, bool) or not isinstance(axis, int):
         raise TypeError(f"the axis of {name} must be an int or None, but is {axis!r} ({type(axis).__name__}).")
-    if not isinstance(leaf, (jax.Array, np.ndarray, np.generic, bool, int, float, complex)):
+    if not isinstance(leaf, ARRAY_LIKE):
         raise TypeError(f"{name} is mapped along axis {axis}, but is no array ({type(leaf).__name__}).")
     shape = np.shape(leaf)
     if not -len(shape) <= axis < len(shape):

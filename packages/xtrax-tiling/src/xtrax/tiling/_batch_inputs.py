@@ -5,10 +5,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 from jax.core import Tracer
 
+from xtrax.tiling._axes import broadcast_prefix
 from xtrax.tiling._dependence_state import Batched, Shared, State
+from xtrax.tiling._split import ARRAYS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +32,7 @@ class BatchInputs:
             argument: what the user calls `axes`.
         """
         named, treedef = jax.tree_util.tree_flatten_with_path(tuple(args))
-        spread = spread_prefix(axes, tuple(args), argument, "the inputs")
+        spread = broadcast_prefix(argument, axes, tuple(args), tree_name="inputs")
         found: list[int | None] = []
         first: tuple[str, int, int] | None = None
         for (path, leaf), axis in zip(named, spread, strict=True):
@@ -105,33 +106,13 @@ class BatchInputs:
         ]
 
 
-def spread_prefix(prefix: Any, tree: Any, argument: str, of: str) -> list[Any]:
-    """The leaves of `prefix`, each repeated for the leaves of `tree` below it; None is a leaf.
-
-    Raises:
-        ValueError: `prefix`, which the user calls `argument`, is no prefix of `tree`.
-    """
-    spread: list[Any] = []
-
-    def repeat(axis: Any, subtree: Any) -> None:
-        spread.extend([axis] * len(jax.tree.leaves(subtree)))
-
-    try:
-        jax.tree.map(repeat, prefix, tree, is_leaf=lambda node: node is None)
-    except ValueError as error:
-        raise ValueError(
-            f"{argument} must be an int, None or a pytree of them that is a prefix of {of}, but is {prefix!r}: {error}"
-        ) from None
-    return spread
-
-
 def normal_axis(label: str, leaf: Any, axis: Any) -> int | None:
     """A non-negative axis that `leaf`, an array, has."""
     if axis is None:
         return None
     if isinstance(axis, bool) or not isinstance(axis, int):
         raise TypeError(f"the axis of {label} must be an int or None, but is {axis!r} ({type(axis).__name__}).")
-    if not isinstance(leaf, (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct)):
+    if not isinstance(leaf, (*ARRAYS, jax.ShapeDtypeStruct)):
         raise TypeError(
             f"{label} has the batch along axis {axis}, but is no array ({type(leaf).__name__}); if every element "
             f"shares it, {_unmapped(label)}; else pass an array or a jax.ShapeDtypeStruct."

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from xtrax.tiling._split import type_text
 from xtrax.tiling.errors import CarryMismatchError
 
 
@@ -83,7 +84,6 @@ def _keeps_type(before: Any, after: Any) -> bool:
 def _describe(value: Any) -> str:
     """Such as `float32[2,3]`."""
     try:
-        aval = jax.typeof(value)
+        return type_text(jax.typeof(value))
     except TypeError:
         return f"{value!r} ({type(value).__name__})"
-    return f"{aval.dtype}[{','.join(map(str, aval.shape))}]"

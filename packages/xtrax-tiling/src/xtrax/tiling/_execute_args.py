@@ -12,6 +12,7 @@ import numpy as np
 from xtrax.tiling._batch_plan import BatchPlan
 from xtrax.tiling._check import check_callable, check_name
 from xtrax.tiling._spec import AxisDecision
+from xtrax.tiling._split import Split, hashable_or_none
 from xtrax.tiling.errors import DispatchRejected
 from xtrax.tiling.strategy import Bucket, DedupGather, SafeMap, Scan, Vmap, WhileCarry
 
@@ -42,45 +43,26 @@ def bind(fn: Any, args: Sequence[Any], axes: Sequence[tuple[str, ...]], key: Any
     arrays: list[Any] = []
     dims: list[tuple[str, ...]] = []
     groups = []
-    parts = []  # of fn and of each argument: which of its leaves are which arrays, its other leaves, its tree
+    parts = []  # of fn and of each argument
     for tree, names in zip((fn, *args), ((), *axes), strict=True):
-        leaves, treedef = jax.tree.flatten(tree)
-        slots = []
-        for leaf in leaves:
-            slots.append(len(arrays) if _is_array(leaf) else None)
-            if _is_array(leaf):
-                arrays.append(leaf)
-                dims.append(names)
-        others = [None if _is_array(leaf) else leaf for leaf in leaves]
-        parts.append((slots, others, treedef))
-        groups.append((tuple(slot for slot in slots if slot is not None) if names else (), treedef))
+        part = Split.of(tree, arrays)
+        dims += [names] * (len(arrays) - len(dims))
+        parts.append(part)
+        groups.append((tuple(slot for slot in part.slots if slot is not None) if names else (), part.treedef))
     if key is not None:
         arrays.append(key)
         dims.append(())
 
-    def rebuilt(part: Any, values: Sequence[Any]) -> Any:
-        slots, others, treedef = part
-        leaves = [other if slot is None else values[slot] for slot, other in zip(slots, others, strict=True)]
-        return treedef.unflatten(leaves)
-
     def call(values: Sequence[Any], index: Any) -> Any:
-        elements = [rebuilt(part, values) for part in parts[1:]]
+        elements = [part.rebuilt(values) for part in parts[1:]]
         if fn is None:
             return elements[0] if len(elements) == 1 else tuple(elements)
-        run = rebuilt(parts[0], values)
+        run = parts[0].rebuilt(values)
         return run(*elements) if key is None else run(*elements, key=jax.random.fold_in(values[-1], index))
 
-    others = [other for i, (_, others, _) in enumerate(parts) for other in others if i > 0 or not _is_function(fn)]
-    signature: Hashable | None = (
-        tuple((tuple(slots), treedef) for slots, _, treedef in parts),
-        tuple(map(_exactly, others)),
-        tuple(dims),
-        key is not None,
+    signature = hashable_or_none(
+        (parts[0].function_key, tuple(part.key for part in parts[1:]), tuple(dims), key is not None)
     )
-    try:
-        hash(signature)
-    except TypeError:
-        signature = None
     return Bound(arrays, tuple(dims), call, tuple(groups[1:]), key is not None, signature)
 
 
@@ -276,17 +258,3 @@ def check_key(fn: Any, decisions: Sequence[AxisDecision], key: Any) -> Any:
             f"the plan has {total} elements, and fold_in tells only 2**32 apart; split the outermost axis."
         )
     return key
-
-
-def _is_array(leaf: Any) -> bool:
-    return isinstance(leaf, (jax.Array, np.ndarray, np.generic))
-
-
-def _is_function(fn: Any) -> bool:
-    """Whether `fn` is a leaf: a plain callable, not a pytree such as an `eqx.Module`."""
-    return jax.tree.structure(fn) == jax.tree.structure(0)
-
-
-def _exactly(leaf: Any) -> Hashable:
-    """A key that tells 1 from True and 0.0 from -0.0."""
-    return (type(leaf), math.copysign(1.0, leaf) if isinstance(leaf, float) else None, leaf)

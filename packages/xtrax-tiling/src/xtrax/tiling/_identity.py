@@ -9,6 +9,8 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
+from xtrax.tiling._split import ARRAYS
+
 
 def fields_key(instance: Any) -> tuple[Hashable, ...]:
     """A key that two instances share if they have one type and equal fields, arrays being compared bit by bit."""
@@ -23,7 +25,7 @@ def _tree_key(tree: Any) -> Hashable:
 def _leaf_key(leaf: Any) -> Hashable:
     if isinstance(leaf, Tracer):
         return ("tracer", id(leaf))  # a tracer has no value yet: it is equal to itself alone
-    if isinstance(leaf, (jax.Array, np.ndarray, np.generic)):
+    if isinstance(leaf, ARRAYS):
         dtype = str(leaf.dtype)
         if isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             leaf = jax.random.key_data(leaf)

@@ -18,6 +18,7 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from xtrax.jit import bounded_jit
 from xtrax.tiling._kept import Kept, name_of
 from xtrax.tiling._length_axes import length_axes
+from xtrax.tiling._split import static_key
 
 Element = tuple[Any, tuple[jax.ShapeDtypeStruct, ...]]  # the structure of an element, and its leaves without the length
 
@@ -59,7 +60,7 @@ class ElementFn:
         """What tells a tree from others of its kind; a plain function is told apart by itself."""
         if self._treedef == jax.tree.structure(0):
             return None
-        static = tuple(_static_key(leaf) for i, leaf in enumerate(self._leaves) if i not in set(self._at))
+        static = tuple(static_key(leaf) for i, leaf in enumerate(self._leaves) if i not in set(self._at))
         return self._treedef, static, tuple(jax.typeof(array) for array in self.arrays)
 
     @property
@@ -159,11 +160,6 @@ def _padded_types(element: Element, length: int) -> tuple[list[jax.ShapeDtypeStr
     """The leaves and the mask of one element of this length."""
     leaves = [jax.ShapeDtypeStruct((length, *leaf.shape), leaf.dtype) for leaf in element[1]]
     return leaves, jax.ShapeDtypeStruct((length,), np.bool_)
-
-
-def _static_key(leaf: Any) -> Hashable:
-    """What tells a leaf that is no array from others: 1, 1.0 and True are equal, but not the same argument."""
-    return type(leaf), repr(leaf) if isinstance(leaf, (bool, int, float, complex)) else leaf
 
 
 def _refuse_tracers(arrays: Sequence[Any]) -> None:

@@ -1,7 +1,6 @@
 """The arguments of a tiled function, checked, and as flat arrays with the axis of each."""
 
 import dataclasses
-import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
@@ -9,8 +8,7 @@ import jax
 import numpy as np
 
 from xtrax.tiling._axes import broadcast_prefix
-
-_ARRAYS = (jax.Array, np.ndarray, np.generic)
+from xtrax.tiling._split import ARRAY_LIKE, ARRAYS, Split, hashable_or_none
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,39 +72,22 @@ def bind(fn: Any, in_axes: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     given = [_normal_axis(name, leaf, axis) for (name, leaf), axis in zip(named, entries, strict=True)]
     size = _shared_size([(name, leaf, axis) for (name, leaf), axis in zip(named, given, strict=True)], in_axes)
 
-    own, fn_tree = jax.tree.flatten(fn)
-    leaves, tree = jax.tree.flatten((args, dict(kwargs)))
-    axes = [None] * len(own) + given
-    everything = own + leaves
-    slots: list[int | None] = []
     arrays: list[Any] = []
-    for leaf in everything:
-        slots.append(len(arrays) if isinstance(leaf, _ARRAYS) else None)
-        if isinstance(leaf, _ARRAYS):
-            arrays.append(leaf)
-    others = [None if isinstance(leaf, _ARRAYS) else leaf for leaf in everything]
-    array_axes = [axis for leaf, axis in zip(everything, axes, strict=True) if isinstance(leaf, _ARRAYS)]
+    own = Split.of(fn, arrays)
+    array_axes: list[int | None] = [None] * len(arrays)
+    passed = Split.of((args, dict(kwargs)), arrays)
+    array_axes += [axis for (_, leaf), axis in zip(named, given, strict=True) if isinstance(leaf, ARRAYS)]
     if key is not None:
         arrays.append(key)
         array_axes.append(None)
 
     def call(values: Sequence[Any], index: Any) -> Any:
-        merged = [other if slot is None else values[slot] for slot, other in zip(slots, others, strict=True)]
-        run = fn_tree.unflatten(merged[: len(own)])
-        elements, keywords = tree.unflatten(merged[len(own) :])
+        elements, keywords = passed.rebuilt(values)
         if key is not None:
             keywords = {**keywords, "key": jax.random.fold_in(values[-1], index)}
-        return run(*elements, **keywords)
+        return own.rebuilt(values)(*elements, **keywords)
 
-    # A plain function is told from others by the one who keeps its programs.
-    static = others[1:] if fn_tree == jax.tree.structure(0) else others
-    signature: Hashable | None = (
-        fn_tree, tree, tuple(slots), tuple(map(_exactly, static)), tuple(array_axes), key is not None,
-    )  # fmt: skip
-    try:
-        hash(signature)
-    except TypeError:
-        signature = None
+    signature = hashable_or_none((own.function_key, passed.key, tuple(array_axes), key is not None))
     return Bound(arrays, tuple(array_axes), size, call, key is not None, signature)
 
 
@@ -118,7 +99,7 @@ def _normal_axis(name: str, leaf: Any, axis: Any) -> int | None:
             f"the axis of {name} must be an int or None, but is {axis!r} ({type(axis).__name__}); write a Python int, "
             "such as 0."
         )
-    if not isinstance(leaf, (*_ARRAYS, bool, int, float, complex)):
+    if not isinstance(leaf, ARRAY_LIKE):
         cure = "pass it by position, with" if name.startswith("kwargs") else "give it"
         raise TypeError(
             f"{name} is mapped along axis {axis}, but is no array ({type(leaf).__name__}); {cure} the axis None."
@@ -148,8 +129,3 @@ def _shared_size(mapped: Sequence[tuple[str, Any, int | None]], in_axes: Any) ->
                 f"{name} has {other}; give what is not mapped the axis None."
             )
     return size
-
-
-def _exactly(leaf: Any) -> Hashable:
-    """A key that tells 1 from True and 0.0 from -0.0."""
-    return (type(leaf), math.copysign(1.0, leaf) if isinstance(leaf, float) else None, leaf)

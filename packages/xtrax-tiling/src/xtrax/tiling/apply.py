@@ -7,7 +7,8 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from xtrax.tiling._batch_inputs import BatchInputs, normal_axis, spread_prefix
+from xtrax.tiling._axes import broadcast_prefix
+from xtrax.tiling._batch_inputs import BatchInputs, normal_axis
 from xtrax.tiling._check import check_callable, check_int
 from xtrax.tiling._chunked import map_chunks
 from xtrax.tiling._layout import Chunks
@@ -126,7 +127,7 @@ def _run(
 def _output_axes(shapes: Any, out_axes: Any, size: int, report: IndependenceReport | None) -> list[int | None]:
     """The axis of each output leaf, checked against its shape and against what was found of the function."""
     named = jax.tree_util.tree_flatten_with_path(shapes)[0]
-    given = spread_prefix(out_axes, shapes, "out_axes", "the outputs")
+    given = broadcast_prefix("out_axes", out_axes, shapes, tree_name="outputs")
     known = jax.tree.leaves(report.out_axes, is_leaf=lambda node: node is None) if report else None
     found = []
     for i, ((path, leaf), axis) in enumerate(zip(named, given, strict=True)):

@@ -18,6 +18,7 @@ from xtrax.tiling._check import check_batch_size, check_bool, check_callable
 from xtrax.tiling._chunked import chunked_vmap
 from xtrax.tiling._layout import Chunks
 from xtrax.tiling._memory import MemoryBudget
+from xtrax.tiling._split import ARRAY_LIKE, type_text
 from xtrax.tiling.tune import tune_batch_size
 
 
@@ -211,7 +212,7 @@ class _Derivative:
         if isinstance(result, (tuple, list)):
             found = f"a {type(result).__name__} of {len(result)}"
         elif isinstance(result, (jax.Array, np.ndarray)):
-            found = f"one array, {_kind(result)}"
+            found = f"one array, {type_text(result)}"
         else:
             found = f"a {type(result).__name__}"
         raise TypeError(
@@ -224,7 +225,7 @@ class _Derivative:
         leaves = []
         for path, leaf in named:
             name = f"{where}{jax.tree_util.keystr(path)}"
-            if not isinstance(leaf, (jax.Array, np.ndarray, np.generic, bool, int, float, complex)):
+            if not isinstance(leaf, ARRAY_LIKE):
                 raise TypeError(
                     f"{name} is differentiated with respect to, but is no array ({type(leaf).__name__}); "
                     "pass the arrays alone, for example by eqx.partition."
@@ -237,7 +238,7 @@ class _Derivative:
     def check_real(self, name: str, leaf: Any, remedy: str) -> None:
         """Refuse what is no real floating array."""
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
-            raise TypeError(f"{self.name} takes real floating arrays, but {name} is {_kind(leaf)}; {remedy}.")
+            raise TypeError(f"{self.name} takes real floating arrays, but {name} is {type_text(leaf)}; {remedy}.")
 
     def of_basis(
         self, of_index: Callable[[jax.Array], list[Any]], leaves: Sequence[jax.Array], axis: int
@@ -283,10 +284,6 @@ def _groups(sizes: Sequence[int], limit: int) -> list[list[int]]:
             groups[-1].append(i)
             open_size += size
     return groups
-
-
-def _kind(array: Any) -> str:
-    return f"{array.dtype}[{','.join(map(str, array.shape))}]"
 
 
 def _check_argnum(argnum: Any) -> int:
