@@ -102,7 +102,7 @@ def test_any_zarr_reader_reads_a_shard(rows, row, dtype, part, compression, tmp_
     store.create({"run_id": "one", "rows": rows + n, "tile_rows": rows}, [spec], {})
     # The last tile first: shards do not depend on one another.
     for tile, span in ((1, slice(rows, rows + n)), (0, slice(0, rows))):
-        store.commit([TileData(tile, {"a/y": values[span]}, None, {})])
+        commit(store, TileData(tile, {"a/y": values[span]}, None, {}))
     store.close()
     array = zarr.open_array(folder / "a" / "y", mode="r")
     assert array.dtype == np.dtype(dtype)
@@ -156,19 +156,23 @@ def fresh(folder, **header):
     return store
 
 
+def commit(store, *tiles):
+    store.commit([store.begin(lambda data=data: data) for data in tiles])
+
+
 def shown(folder):
     return zarr.open_group(folder, mode="r")["y"].shape[0]
 
 
 def test_only_rows_without_a_gap_are_shown(tmp_path):
     store = fresh(tmp_path)
-    store.commit([tile(0), tile(2)])
+    commit(store, tile(0), tile(2))
     store.close()
     assert shown(tmp_path) == 1
     store = AppendStore(tmp_path)
     assert store.recover().problems == ()
     assert sorted(store.committed) == [0, 2]
-    store.commit([tile(1)])
+    commit(store, tile(1))
     store.close()
     assert shown(tmp_path) == 3
 
@@ -176,8 +180,8 @@ def test_only_rows_without_a_gap_are_shown(tmp_path):
 @pytest.mark.parametrize("sequential", [False, True])
 def test_states_are_kept_as_long_as_they_are_needed(sequential, tmp_path):
     store = fresh(tmp_path, sequential=sequential)
-    store.commit([tile(0), tile(1)])
-    store.commit([tile(2)])
+    commit(store, tile(0), tile(1))
+    commit(store, tile(2))
     assert [store.has_state(i) for i in range(4)] == [not sequential, not sequential, True, False]
     assert store.state(2) == b"state 2"
     store.close()
@@ -185,24 +189,24 @@ def test_states_are_kept_as_long_as_they_are_needed(sequential, tmp_path):
 
 def test_a_full_disk_loses_nothing_that_is_committed(tmp_path):
     store = fresh(tmp_path)
-    store.commit([tile(0)])
+    commit(store, tile(0))
     before = zarr_content_digest(tmp_path)
     with (
         largest_file(100_000),
         pytest.raises(SinkError, match=r"1 of 4 tiles are committed and safe; remove") as caught,
     ):
-        store.commit([tile(1)])
+        commit(store, tile(1))
     assert (caught.value.saved, caught.value.path) == (((0,),), tmp_path)
     assert not list(tmp_path.rglob("*.partial"))
     assert zarr_content_digest(tmp_path) == before
-    store.commit([tile(1)])  # the cause is gone
+    commit(store, tile(1))  # the cause is gone
     store.close()
     assert shown(tmp_path) == 2
 
 
 def test_a_finished_run_has_what_is_known_at_its_end(tmp_path):
     store = fresh(tmp_path)
-    store.commit([tile(i) for i in range(4)])
+    commit(store, *map(tile, range(4)))
     assert not store.finalized
     store.finalize({"end": np.array([3, 4], np.int32)})
     assert store.finalized
@@ -253,7 +257,7 @@ def test_a_run_whose_making_was_killed_is_no_run(missing, tmp_path):
     assert store.header is None
     store.close()
     store = fresh(tmp_path)
-    store.commit([tile(0)])
+    commit(store, tile(0))
     store.close()
     assert shown(tmp_path) == 1
 

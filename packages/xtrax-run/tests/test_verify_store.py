@@ -29,7 +29,8 @@ def make(folder, tiles=(0, 1, 2), finish=True):
     for i in tiles:
         n = min(2, 5 - 2 * i)
         arrays = {"y": np.full((n, 3), i + 0.5, np.float32), "aux/z": np.arange(n, dtype=np.int16)}
-        store.commit([TileData(i, arrays, b"s%d" % i, {"inputs_sha256": "00"})])
+        data = TileData(i, arrays, b"s%d" % i, {"inputs_sha256": "00"})
+        store.commit([store.begin(lambda data=data: data)])
     if finish:
         store.finalize({"total": np.array(7.0)})
     store.close()

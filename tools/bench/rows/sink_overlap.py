@@ -1,5 +1,6 @@
 """A run whose computing and writing take as long, against the longer of the two alone."""
 
+import functools
 import json
 import os
 import subprocess
@@ -38,10 +39,10 @@ def in_this_process() -> dict[str, Any]:
     from jax import lax
 
     from tools.bench._disk import once, seconds
-    from tools.bench.rows.sink_zarr import TileWriter
     from xtrax.run import SinkSpec, run_tiled
     from xtrax.run._append_store import AppendStore, TileData
     from xtrax.run._shards import ArraySpec
+    from xtrax.run._tile_writer import TileWriter
     from xtrax.tiling import AxisSpec, BatchPlanner
 
     warnings.simplefilter("ignore")
@@ -62,11 +63,9 @@ def in_this_process() -> dict[str, Any]:
         def stream() -> None:
             store = AppendStore(folder / "out")
             store.create({"run_id": "bench", "rows": rows, "tile_rows": _ROWS}, [spec], {})
-            writer = TileWriter(
-                store, lambda i: TileData(i, {"output": tile}, None, {}), lambda tiles: None, lambda: None
-            )
+            writer = TileWriter(store, lambda tiles: None, lambda: None)
             for i in range(_TILES):
-                writer.submit(i)
+                writer.submit(functools.partial(TileData, i, {"output": tile}, None, {}))
             writer.stop()
             writer.check()
             store.finalize({})

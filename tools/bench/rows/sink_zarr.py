@@ -1,5 +1,6 @@
 """Streaming a gigabyte of tiles into the appended store, each committed durably."""
 
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,17 +27,13 @@ def _tiles() -> list[np.ndarray]:
 def _streamed(folder: Path, tiles: list[np.ndarray]) -> None:
     store = AppendStore(folder / "out")
     store.create({"run_id": "bench", "rows": _ROWS * _TILES, "tile_rows": _ROWS}, [_SPEC], {})
-    writer = TileWriter(store, _as_data, lambda tiles: None, lambda: None)
+    writer = TileWriter(store, lambda tiles: None, lambda: None)
     for i in range(_TILES):
-        writer.submit((i, tiles[i % len(tiles)]))
+        writer.submit(functools.partial(TileData, i, {"output": tiles[i % len(tiles)]}, None, {}))
     writer.stop()
     writer.check()
     store.finalize({})
     store.close()
-
-
-def _as_data(item: tuple[int, np.ndarray]) -> TileData:
-    return TileData(item[0], {"output": item[1]}, None, {})
 
 
 def _raw(folder: Path, tiles: list[np.ndarray]) -> None:

@@ -14,8 +14,8 @@ import json
 import logging
 import shutil
 import time
-from collections.abc import Generator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Generator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from xtrax.run._inspect import Inspection, inspect_store
 from xtrax.run._json import write_json_atomic
 from xtrax.run._lock import FolderLock
 from xtrax.run._names import HIDDEN
+from xtrax.run._remains import refuse_remains
 from xtrax.run._run_files import (
     COMMITS,
     FORMAT,
@@ -40,6 +41,7 @@ from xtrax.run._run_files import (
     count_tiles,
     digest_of_file,
     group_metadata,
+    layout_of,
     metadata_of,
     put_json,
     read_header,
@@ -69,12 +71,28 @@ class TileData:
     about: Mapping[str, Any]
 
 
+@dataclass(frozen=True)
+class WrittenTile:
+    """A tile whose files are on the disk, but not yet in the log.
+
+    Attributes:
+        record: What the log will say of it.
+        folders: Those whose names must be flushed first.
+        bytes: Of its rows and its state.
+    """
+
+    record: dict[str, Any]
+    folders: frozenset[Path]
+    bytes: int
+
+
 class AppendStore:
     """The store of one run, held by this process alone until `close`.
 
     Attributes:
         folder: The root.
         header: What `run.json` says; None until there is a run.
+        begun: Whether anything was ever committed to it, be it damaged now.
         committed: The log's record of each committed tile.
     """
 
@@ -83,15 +101,19 @@ class AppendStore:
 
         Raises:
             ValueError: If it holds output of another layout or format.
+            DamagedRunError: If it holds results of a run without its header or its log.
             SinkError: If it cannot be written, or a live writer holds it.
         """
         self.folder = folder.absolute()  # a later chdir must not move the output
         self.header: dict[str, Any] | None = None
+        self.begun = False
         self.committed: dict[int, dict[str, Any]] = {}
         self._specs: dict[str, ArraySpec] = {}
         self._rows_shown: dict[str, int] = {}
         self._grown_at = 0.0
-        self._pool = ThreadPoolExecutor(2, thread_name_prefix="xtrax-writer")
+        # A tile that waits for the disk leaves the core to the next one; more than two only cost memory.
+        self._tiles = ThreadPoolExecutor(2, thread_name_prefix="xtrax-tile")
+        self._files = ThreadPoolExecutor(4, thread_name_prefix="xtrax-file")
         self._log = CommitLog(self.folder / HIDDEN / COMMITS)
         with self._failing("cannot be opened for writing"):
             make_folder(self.folder)
@@ -108,14 +130,14 @@ class AppendStore:
             if (self.folder / name).exists():
                 raise ValueError(f"{self.folder} already holds {name}; choose another output_dir")
         header = read_header(self.folder)
-        root = self.folder / "zarr.json"
-        if header is None and root.exists():
-            layout = json.loads(root.read_bytes()).get("attributes", {}).get("layout")
+        if header is None and (self.folder / "zarr.json").exists():
+            layout = layout_of(self.folder)
             if layout != LAYOUT:
                 raise ValueError(
                     f"{self.folder} holds a Zarr store of the layout {layout!r}, not a tiled run ({LAYOUT!r}); choose "
                     "another output_dir"
                 )
+        refuse_remains(self.folder, has_header=header is not None)
         return header
 
     @property
@@ -157,11 +179,13 @@ class AppendStore:
             )
         with self._failing("cannot be written"):
             hidden = self.folder / HIDDEN
-            self._unlink(hidden / HEADER, hidden / MANIFEST)
             for spec in (*before, *specs):  # of a run without a committed tile
                 remove_array(spec.folder(self.folder))
             shutil.rmtree(state_folder(self.folder), ignore_errors=True)
             state_folder(self.folder).mkdir()
+            fsync_directory(hidden)
+            # Only now: shards or states without a header are those of a run that has lost it.
+            self._unlink(hidden / HEADER, hidden / MANIFEST)
             self._log.create()
             put_json(hidden, group_metadata({}))
             put_json(self.folder, run_root(header["run_id"], provenance))
@@ -217,7 +241,9 @@ class AppendStore:
                     partial.unlink()
             state_folder(self.folder).mkdir(exist_ok=True)
             if self._log.path.exists():
-                self._log.load()
+                log = self._log.load()
+                self.begun = bool(log.records or log.damaged)
+            self.begun = self.begun or self.finalized
             found = inspect_store(self.folder)
             self.committed = {tile: record for tile, record in found.records.items() if tile not in found.damaged_tiles}
         return found
@@ -249,28 +275,40 @@ class AppendStore:
     def _array_folders(self) -> list[Path]:
         return [spec.folder(self.folder) for spec in self._specs.values()]
 
-    def commit(self, tiles: Sequence[TileData]) -> None:
-        """Write tiles and make them durable. After an error none of them is committed.
+    def begin(self, make: Callable[[], TileData]) -> Future[WrittenTile]:
+        """Start to write a tile in a thread, two at once. It counts once it is committed.
+
+        Args:
+            make: Called in that thread.
+        """
+        return self._tiles.submit(self._write, make)
+
+    def _write(self, make: Callable[[], TileData]) -> WrittenTile:
+        data = make()
+        start = time.perf_counter()
+        self._lock.check()
+        record, folders = write_tile(self.folder, self._specs, data.tile, data.arrays, data.state, self._files)
+        record |= {**data.about, "seconds_writing": round(time.perf_counter() - start, 6)}
+        size = sum(array.nbytes for array in data.arrays.values()) + len(data.state or b"")
+        return WrittenTile(record, frozenset(folders), size)
+
+    def commit(self, begun: Sequence[Future[WrittenTile]]) -> list[WrittenTile]:
+        """Wait for tiles, and make them durable. After an error none of them is committed.
 
         Raises:
             SinkError: If the disk does not take them.
         """
         with self._failing("could not be written to"):
-            self._lock.check()
-            records, folders = [], set()
-            for data in tiles:
-                start = time.perf_counter()
-                record, touched = write_tile(self.folder, self._specs, data.tile, data.arrays, data.state, self._pool)
-                records.append({**record, **data.about, "seconds_writing": round(time.perf_counter() - start, 6)})
-                folders |= touched
-            flush(folders)
-            self._log_records(records)
+            tiles = [tile.result() for tile in begun]
+            self.commit_written(tiles)
+        return tiles
 
-    def commit_written(self, records: Sequence[dict[str, Any]]) -> None:
-        """Commit tiles whose shards another process has written and flushed."""
+    def commit_written(self, tiles: Sequence[WrittenTile]) -> None:
+        """Commit tiles whose files are written."""
         with self._failing("could not be written to"):
             self._lock.check()
-            self._log_records(records)
+            flush({folder for tile in tiles for folder in tile.folders})
+            self._log_records([tile.record for tile in tiles])
 
     def _log_records(self, records: Sequence[dict[str, Any]]) -> None:
         self._log.append(records)
@@ -347,7 +385,8 @@ class AppendStore:
                 with contextlib.suppress(OSError):  # the disk may be full; the log knows what is committed
                     self._grow()
         finally:
-            self._pool.shutdown()
+            self._tiles.shutdown()
+            self._files.shutdown()
             self._lock.release()
 
     def _unlink(self, *paths: Path) -> None:

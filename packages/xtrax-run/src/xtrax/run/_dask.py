@@ -25,6 +25,7 @@ import zarr
 from distributed import Client, as_completed, get_worker
 from zarr.storage import MemoryStore
 
+from xtrax.run._append_store import WrittenTile
 from xtrax.run._fsync import fsync_directory
 from xtrax.run._inputs import Source, is_key
 from xtrax.run._names import HIDDEN
@@ -188,7 +189,7 @@ def run_on_workers(session: Session) -> RunReport:
             submit(2 * max(1, sum(client.nthreads().values())) + session.request.prefetch)
             for future in flying:
                 record, about = future.result()
-                store.commit_written([record])
+                store.commit_written([WrittenTile(record, frozenset(), about["written"])])
                 done += 1
                 for kind in seconds:
                     seconds[kind] += record[f"seconds_{kind}"]

@@ -1,13 +1,14 @@
 """The tiles of a run, computed in this process."""
 
 import dataclasses
+import functools
 import time
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 
-from xtrax.run._append_store import TileData
+from xtrax.run._append_store import TileData, WrittenTile
 from xtrax.run._open_run import Session, rows_on_host, state_bytes
 from xtrax.run._progress import Progress
 from xtrax.run._report import RunReport, reset_peak_memory
@@ -61,7 +62,7 @@ class _Loop:
         self._carry: tuple[int, Any] | None = None  # the tile that it comes before, and the carry
         self.writer = None
         if session.store is not None:
-            self.writer = TileWriter(session.store, self._on_host, self._committed, places.close)
+            self.writer = TileWriter(session.store, self._committed, places.close)
 
     def run(self, reader: TileReader) -> None:
         if self._session.todo:
@@ -122,24 +123,15 @@ class _Loop:
 
     def _hand_over(self, read: ReadTile, result: TileResult, seconds: float) -> None:
         if self.writer is not None:
-            self.writer.submit((read, result, seconds))
+            self.writer.submit(functools.partial(_on_host, read, result, seconds))
             return
         self._session.keep(read.tile, result)
         self.done += 1
         self._places.give_back()
         self._shown.advance(1, 0)
 
-    def _on_host(self, item: tuple[ReadTile, TileResult, float]) -> TileData:
-        read, result, seconds = item
-        about = {
-            "inputs_sha256": read.digest,
-            "seconds_computing": round(seconds, 6),
-            "seconds_reading": round(read.seconds, 6),
-        }
-        return TileData(read.tile, rows_on_host(result), state_bytes(result), about)
-
-    def _committed(self, tiles: Sequence[TileData]) -> None:
-        written = sum(sum(array.nbytes for array in tile.arrays.values()) + len(tile.state or b"") for tile in tiles)
+    def _committed(self, tiles: Sequence[WrittenTile]) -> None:
+        written = sum(tile.bytes for tile in tiles)
         self.done += len(tiles)
         self.written += written
         self._places.give_back(len(tiles))
@@ -153,3 +145,12 @@ class _Loop:
     def check(self) -> None:
         if self.writer is not None:
             self.writer.check()
+
+
+def _on_host(read: ReadTile, result: TileResult, seconds: float) -> TileData:
+    about = {
+        "inputs_sha256": read.digest,
+        "seconds_computing": round(seconds, 6),
+        "seconds_reading": round(read.seconds, 6),
+    }
+    return TileData(read.tile, rows_on_host(result), state_bytes(result), about)

@@ -3,49 +3,51 @@
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from concurrent.futures import Future
 
-from xtrax.run._append_store import AppendStore, TileData
+from xtrax.run._append_store import AppendStore, TileData, WrittenTile
 
 
 class TileWriter:
-    """Commits tiles in the order in which they come, several at once where several wait.
+    """Commits tiles in the order in which they come, several at once where several are written.
 
-    The bound of its queue is the caller's: a tile is submitted with a place taken, which `committed` gives back.
+    The bound of what waits is the caller's: a tile is submitted with a place taken, which `committed` gives back.
     """
 
     def __init__(
         self,
         store: AppendStore,
-        on_host: Callable[[Any], TileData],
-        committed: Callable[[Sequence[TileData]], None],
+        committed: Callable[[Sequence[WrittenTile]], None],
         failed: Callable[[], None],
     ):
         """Start the thread.
 
         Args:
             store: Where the tiles go.
-            on_host: What is submitted, as arrays on the host.
             committed: Called after each commit, in the thread.
             failed: Called, in the thread, after an error, so that nobody waits for a place.
         """
         self.seconds = 0.0
-        self._store, self._on_host = store, on_host
+        self._store = store
         self._committed, self._failed = committed, failed
-        self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Future[WrittenTile] | None] = queue.SimpleQueue()
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._work, name="xtrax-writer", daemon=True)
         self._thread.start()
 
-    def submit(self, item: Any) -> None:
+    def submit(self, make: Callable[[], TileData]) -> None:
         """Hand a tile over.
+
+        Args:
+            make: Brings it to the host; called in another thread.
 
         Raises:
             SinkError: If an earlier one could not be written.
         """
         self.check()
-        self._queue.put(item)
+        self._queue.put(self._store.begin(make))
 
     def check(self) -> None:
         """Raise what the thread has failed with, if it has."""
@@ -58,26 +60,29 @@ class TileWriter:
         self._thread.join()
 
     def _work(self) -> None:
-        last = False
-        while not last:
-            items = [self._queue.get()]
-            while not self._queue.empty():  # one flush of the log serves all that wait
-                items.append(self._queue.get())
-            last = items[-1] is None
-            if self._failure is None:
-                self._commit([item for item in items if item is not None])
-            del items  # not held while the next ones are waited for
+        begun: deque[Future[WrittenTile] | None] = deque()
+        while True:
+            if not begun:
+                begun.append(self._queue.get())
+            while not self._queue.empty():
+                begun.append(self._queue.get())
+            first = begun.popleft()
+            if first is None:
+                return
+            start = time.perf_counter()
+            # One flush of the log serves all that are written. One that failed comes alone, after those before it.
+            tiles, failure = [first], first.exception()
+            while failure is None and begun and (tile := begun[0]) is not None and tile.done() and not tile.exception():
+                tiles.append(tile)
+                begun.popleft()
+            self._commit(tiles)
+            self.seconds += time.perf_counter() - start
 
-    def _commit(self, items: Sequence[Any]) -> None:
-        if not items:
+    def _commit(self, tiles: Sequence[Future[WrittenTile]]) -> None:
+        if self._failure is not None:
             return
-        start = time.perf_counter()
         try:
-            tiles = [self._on_host(item) for item in items]
-            self._store.commit(tiles)
-            self._committed(tiles)
+            self._committed(self._store.commit(tiles))
         except BaseException as error:  # noqa: BLE001 - raised again by whoever submits or finishes
             self._failure = error
             self._failed()
-        finally:
-            self.seconds += time.perf_counter() - start
