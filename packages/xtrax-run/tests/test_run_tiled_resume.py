@@ -530,3 +530,82 @@ def test_no_warning_is_given_for_nothing(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         run(tmp_path, Rows())
+
+
+def other_fn(x):
+    return {"y": 3 * x, "s": x.sum()}
+
+
+LOST = {
+    "run.json": [".xtrax/run.json"],
+    "run.json and the log": [".xtrax/run.json", ".xtrax/commits.jsonl"],
+    "run.json and the root": [".xtrax/run.json", "zarr.json"],
+    "the log": [".xtrax/commits.jsonl"],
+    "all of .xtrax": [".xtrax"],
+}
+
+
+def files_of(folder):
+    return {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Runs to be copied, by kind and whether they are finished: making one takes long."""
+    root = tmp_path_factory.mktemp("runs")
+    for kind in ("map", "fuse"):
+        run(root / kind / "finished", Rows(), kind)
+        stopped(root / kind / "stopped", kind)
+    return root
+
+
+@pytest.mark.parametrize("which", ["map/finished", "map/stopped", "fuse/finished", "fuse/stopped"])
+@pytest.mark.parametrize("lost", LOST)
+def test_results_whose_run_is_lost_are_never_written_over(lost, which, runs, tmp_path):
+    folder = shutil.copytree(runs / which, tmp_path / "out")
+    if (lost, which) == ("all of .xtrax", "fuse/stopped"):
+        return  # it holds all that is committed: nothing is left to be lost
+    for name in LOST[lost]:
+        shutil.rmtree(folder / name) if (folder / name).is_dir() else (folder / name).unlink()
+    before = files_of(folder)
+    missing = "commits.jsonl" if lost == "the log" else "run.json"
+    for fn, resume in ((double, "auto"), (other_fn, "auto"), (double, "never"), (double, "require")):
+        with pytest.raises(
+            DamagedRunError, match=rf"{missing} is missing, but .* are there.*Restore it.*move the fold"
+        ):
+            run(folder, Rows(), which.partition("/")[0], fn, resume=resume)
+    assert files_of(folder) == before
+
+
+def test_a_run_with_damaged_commits_alone_is_not_replaced(tmp_path):
+    stopped(tmp_path, stop_at=3)
+    damage_all = tmp_path / ".xtrax" / "commits.jsonl"
+    damage_all.write_text(damage_all.read_text().replace('"tile":0', '"tile":1'))
+    with pytest.raises(ValueError, match="What differs: the program of a tile"):
+        run(tmp_path, Rows(), fn=other_fn)
+    with pytest.raises(FileExistsError, match="resume is 'never'"):
+        run(tmp_path, Rows(), resume="never")
+    assert run(tmp_path, Rows()).tiles_done == 5
+    assert verify_store(tmp_path).ok
+
+
+def test_a_run_whose_making_was_killed_may_be_made_again(tmp_path, monkeypatch):
+    """Also one that replaces a run with shards, but without a commit."""
+    from xtrax.run import _append_store
+
+    stopped(tmp_path, stop_at=1)
+    (tmp_path / "y" / "c.0.0").write_bytes(b"written, but never committed")
+    (tmp_path / ".xtrax" / "state" / "0.bin").write_bytes(b"nor this")
+    for step, visit in [("remove_array", 1), ("remove_array", 2), *(("put_json", i) for i in range(2, 6))]:
+        step_of, visits = getattr(_append_store, step), iter(range(visit))
+
+        def dying(*arguments, step_of=step_of, visits=visits):
+            if next(visits, None) is None:
+                raise Stop
+            step_of(*arguments)
+
+        with monkeypatch.context() as patched, pytest.raises(Stop):
+            patched.setattr(_append_store, step, dying)
+            run(tmp_path, Rows(1), fn=other_fn)
+    assert run(tmp_path, Rows()).tiles_done == 5
+    assert verify_store(tmp_path).ok

@@ -5,6 +5,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from xtrax.run._fsync import fsync_directory
 from xtrax.run._shards import PARTIAL, ArraySpec
 
 _METADATA = ("zarr.json", f"zarr.json{PARTIAL}")
@@ -31,12 +32,13 @@ def find_foreign(root: Path, specs: Sequence[ArraySpec], before: Sequence[ArrayS
 
 
 def remove_array(folder: Path) -> None:
-    """Remove what a run wrote of an array, and its folder if nothing else is in it."""
+    """Remove what a run wrote of an array, durably, and its folder if nothing else is in it."""
     if not folder.is_dir():
         return
     for path in folder.iterdir():
         if (path.name in _METADATA or _is_shard(path)) and not path.is_dir():
             path.unlink()
+    fsync_directory(folder)
     with contextlib.suppress(OSError):  # something else is in it
         folder.rmdir()
 

@@ -100,8 +100,7 @@ class Session:
     @property
     def _goes_on(self) -> bool:
         """Whether the run that is in the folder is the one to go on with."""
-        store = self.store
-        return store is not None and store.header is not None and bool(store.committed or store.finalized)
+        return self.store is not None and self.store.begun
 
     @property
     def has_state(self) -> bool:
@@ -291,7 +290,7 @@ def _take_up(store: AppendStore, request: Request) -> Any:
             "run. Leave run_id out to go on with that one, or choose another output_dir"
         )
     found = store.recover()
-    if request.resume == "never" and (found.records or found.finished):
+    if request.resume == "never" and store.begun:
         raise FileExistsError(
             f"resume is 'never', and {request.output_dir} holds the run {there!r} with {len(found.records)} committed "
             "tiles; choose another output_dir, or pass resume='auto' to go on with it"

@@ -44,8 +44,10 @@ def read_sealed(path: Path) -> dict[str, Any] | None:
     """A JSON file with a checksum of itself; None if it is not there."""
     try:
         data = path.read_bytes()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
+    except IsADirectoryError:
+        raise DamagedRunError(f"{path} is a folder, where a run keeps a file") from None
     try:
         value = json.loads(data)
     except ValueError as error:
@@ -72,6 +74,14 @@ def group_metadata(attributes: Mapping[str, Any]) -> dict[str, Any]:
 def run_root(run_id: str, provenance: Mapping[str, Any]) -> dict[str, Any]:
     """What the root's `zarr.json` says."""
     return group_metadata({"run_id": run_id, "layout": LAYOUT, **provenance})
+
+
+def layout_of(folder: Path) -> Any:
+    """The layout that the root's `zarr.json` names; None if it names none, or is not there."""
+    try:
+        return json.loads((folder / "zarr.json").read_bytes())["attributes"]["layout"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
 
 
 def metadata_of(header: Mapping[str, Any], name: str, rows: int | None = None) -> dict[str, Any]:
