@@ -4,8 +4,10 @@ import re
 import threading
 import time
 import warnings
+from pathlib import Path
 
 import equinox as eqx
+import h5py
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -546,8 +548,14 @@ def test_bad_arguments_are_refused_before_anything_is_done(options, error, messa
 @pytest.mark.parametrize(
     ("inputs", "error", "message"),
     [
-        (([1.0, 2.0],), TypeError, r"inputs\[0\]\[0\] is a float"),
-        (("text",), TypeError, r"inputs\[0\] is a str"),
+        (([1.0, 2.0],), TypeError, r"inputs\[0\]\[0\] is of type float"),
+        (("rows.npy",), TypeError, r"inputs\[0\] is 'rows.npy'; a path is not opened for you"),
+        ((X, Path("rows.npy")), TypeError, r"inputs\[1\] is .*Path\('rows.npy'\); a path is not opened for you"),
+        (({"x": zarr.open_group},), TypeError, r"inputs\[0\]\['x'\] is a Group of named arrays \('a', 'b'\); pass one"),
+        (({"x": h5py.File},), TypeError, r"inputs\[0\]\['x'\] is a File of named arrays \('a', 'b'\); pass one of"),
+        ((iter(range(N)),), TypeError, r"inputs\[0\] is a range_iterator, which can be read once"),
+        ((None,), TypeError, r"inputs\[0\] is None, and has axis 'row'; pass an array"),
+        ((jax.ShapeDtypeStruct((N,), np.float32),), TypeError, r"inputs\[0\] is of type ShapeDtypeStruct"),
         ((np.array(["a"] * N),), TypeError, "has dtype <U1"),
         ((np.array([None] * N),), TypeError, "has dtype object"),
         ((np.ma.zeros(N),), TypeError, "is masked"),
@@ -558,11 +566,66 @@ def test_bad_arguments_are_refused_before_anything_is_done(options, error, messa
         (({},), ValueError, r"inputs\[0\] has no arrays"),
         ((zarr.array(np.zeros(N - 1)),), ValueError, "has 10 elements along axis 'row'"),
     ],
-    ids=range(11),
+    ids=range(17),
 )
-def test_bad_inputs_are_refused(inputs, error, message):
+def test_bad_inputs_are_refused(inputs, error, message, tmp_path):
+    def made(leaf):
+        if leaf not in (zarr.open_group, h5py.File):
+            return leaf
+        folder = leaf(tmp_path / "of arrays", mode="w")
+        for name in ("a", "b"):
+            folder.create_group(name)
+        return folder
+
     with pytest.raises(error, match=message):
-        run(lambda *x: x, *inputs)
+        run(lambda *x: x, *(({"x": made(tree["x"])} if isinstance(tree, dict) and tree else tree) for tree in inputs))
+
+
+@pytest.mark.parametrize("kind", ["numpy", "zarr", "object", "tree"])
+@pytest.mark.parametrize(("dtype", "large"), [(np.int64, 2**31), (np.int64, -(2**31) - 1), (np.uint64, 2**32)], ids=str)
+def test_integers_that_would_wrap_around_are_refused(dtype, large, kind, tmp_path):
+    """Numpy's are of 64 bits, and JAX's of 32; what does not differ passes in silence."""
+    values = np.arange(N).astype(dtype)
+    x = {"numpy": lambda: values, "zarr": lambda: zarr.array(values), "object": lambda: Slices(values),
+         "tree": lambda: {"id": values}}[kind]()  # fmt: skip
+    np.testing.assert_array_equal(jax.tree.leaves(run(lambda x: x, x, tile_size=4).outputs)[0], values)
+    values[5] = large
+    x = zarr.array(values) if kind == "zarr" else x
+    where = "inputs[0]['id'][4:8]" if kind == "tree" else "inputs[0][4:8]"
+    found = rf"{re.escape(where)} is {np.dtype(dtype)} and holds {large}, which u?int32 cannot"
+    with pytest.raises(ValueError, match=found):
+        run(lambda x: x, x, tile_size=4, sink=SinkSpec(tmp_path / "out"))
+    assert open_results(tmp_path / "out").state["committed"] == 1
+    with pytest.raises(ValueError, match=rf"inputs\[1\] is {np.dtype(dtype)} and holds {large}"):
+        run(lambda x, ids: x, X, values, axes=[("row",), None])
+    with jax.enable_x64(True):
+        np.testing.assert_array_equal(run(lambda x: x, values, tile_size=4).outputs, values)
+
+
+class Slices(Columns):
+    """The same, which gives arrays."""
+
+    def __getitem__(self, index):
+        return self.values[index]
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.complex128])
+def test_an_input_whose_floats_are_rounded_is_told_once(dtype):
+    x, even = np.full((N, 2), 0.1, dtype), [spec(batch=N)]
+    x[0, 0] = np.nan
+    with pytest.warns(UserWarning, match="which rounds it") as caught:
+        run(lambda x, w: x["a"] * w, {"a": x}, np.asarray(0.3, dtype), axes=[("row",), None], tile_size=2, specs=even)
+    found = [str(warning.message) for warning in caught]
+    assert len(found) == 2  # one for each input, though all of six tiles are rounded
+    narrow = {np.float64: "float32", np.complex128: "complex64"}[dtype]
+    for name in ("inputs[0]['a']", "inputs[1]"):
+        assert any(f"{name} is {np.dtype(dtype)}, and is computed with as {narrow}, which rounds" in f for f in found)
+    exact = np.arange(N).astype(dtype)
+    exact[1:3] = np.nan, np.inf
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run(lambda x: x, exact, tile_size=2, specs=even)
+        run(lambda x: x, x.astype(narrow), tile_size=2, specs=even)
 
 
 def test_a_trace_is_refused():

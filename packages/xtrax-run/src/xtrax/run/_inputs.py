@@ -1,7 +1,9 @@
 """What a run reads: numpy, JAX and Zarr arrays, and anything with `__len__` and slices, a tile at a time."""
 
 import hashlib
-from collections.abc import Sequence
+import os
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +28,7 @@ class Source:
         dim: Which dimension the outermost axis is.
         shape: Of all of it.
         dtype: Of its elements.
+        computed: The dtype that they have in the program; a narrower one, if JAX has no 64 bits.
     """
 
     where: str
@@ -33,6 +36,7 @@ class Source:
     dim: int
     shape: tuple[int, ...]
     dtype: Any
+    computed: Any
 
     @property
     def row_bytes(self) -> int:
@@ -100,14 +104,11 @@ def source(where: str, value: Any, dim: int) -> Source:
     if is_key(value):
         if dim:
             raise TypeError(f"{where} holds PRNG keys, and has the outermost axis as dimension {dim}; put it first")
-        return Source(where, value, dim, value.shape, value.dtype)
+        return Source(where, value, dim, value.shape, value.dtype, value.dtype)
+    _refuse_unsliceable(where, value)
     if hasattr(value, "shape") and hasattr(value, "dtype"):
-        return Source(where, value, dim, tuple(map(int, value.shape)), _numbers(where, value.dtype))
-    if isinstance(value, str | bytes) or not (hasattr(value, "__len__") and hasattr(value, "__getitem__")):
-        raise TypeError(
-            f"{where} is a {type(value).__name__}; what has an axis must be a numpy, JAX or Zarr array, or an object "
-            "with __len__ and slices (lists are trees: pass numpy.asarray of a list of numbers)"
-        )
+        dtype = _numbers(where, value.dtype)
+        return Source(where, value, dim, tuple(map(int, value.shape)), dtype, jax.dtypes.canonicalize_dtype(dtype))
     if dim:
         raise TypeError(f"{where} has the outermost axis as dimension {dim}, which a {type(value).__name__} cannot "
                         "be sliced along; put the outermost axis first")  # fmt: skip
@@ -117,7 +118,33 @@ def source(where: str, value: Any, dim: int) -> Source:
     first = _slice(f"{where}[0:1]", value[0:1])
     if first.shape[:1] != (1,):
         raise TypeError(f"{where}[0:1] is {first.dtype}{list(first.shape)}; a slice must be an array of the elements")
-    return Source(where, value, dim, (length, *first.shape[1:]), _numbers(where, first.dtype))
+    dtype = _numbers(where, first.dtype)
+    return Source(where, value, dim, (length, *first.shape[1:]), dtype, jax.dtypes.canonicalize_dtype(dtype))
+
+
+def _refuse_unsliceable(where: str, value: Any) -> None:
+    """Refuse what is no array, and cannot be sliced like one."""
+    if isinstance(value, str | bytes | os.PathLike):
+        raise TypeError(
+            f"{where} is {value!r}; a path is not opened for you: pass the array, such as zarr.open_array(path) or "
+            "numpy.load(path, mmap_mode='r')"
+        )
+    if isinstance(value, zarr.Group | Mapping):  # of which h5py's files and groups are some
+        names = ", ".join(map(repr, sorted(map(str, value))[:5])) or "nothing"
+        raise TypeError(
+            f"{where} is a {type(value).__name__} of named arrays ({names}); pass one of them, x['name'], or a dict of "
+            "those that fn takes"
+        )
+    if isinstance(value, Iterator):
+        raise TypeError(
+            f"{where} is a {type(value).__name__}, which can be read once and has no length, and a run reads rows by "
+            "their numbers; pass an array, or an object with __len__ and slices"
+        )
+    if not hasattr(value, "__getitem__") or not (hasattr(value, "__len__") or hasattr(value, "shape")):
+        raise TypeError(
+            f"{where} is of type {type(value).__name__}; what has an axis must be a numpy, JAX or Zarr array, or an "
+            "object with __len__ and slices (lists are trees: pass numpy.asarray of a list of numbers)"
+        )
 
 
 def _slice(where: str, values: Any) -> np.ndarray:
@@ -145,9 +172,60 @@ def _numbers(where: str, dtype: Any) -> np.dtype:
     return found
 
 
-def whole(value: Any) -> Any:
-    """An array that every tile needs; what is no array is passed on as it is."""
-    return np.asarray(value[...]) if isinstance(value, zarr.Array) else value
+def whole(where: str, value: Any) -> Any:
+    """An array that every tile needs; what is no array is passed on as it is.
+
+    Raises:
+        ValueError: As of `is_rounded`.
+
+    Warns:
+        UserWarning: If it is rounded.
+    """
+    value = np.asarray(value[...]) if isinstance(value, zarr.Array) else value
+    if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "iufc":
+        computed = jax.dtypes.canonicalize_dtype(value.dtype)
+        if is_rounded(where, value, computed):
+            warn_rounded(where, value.dtype, computed)
+    return value
+
+
+def is_rounded(where: str, values: Any, computed: Any) -> bool:
+    """Whether floats change when JAX, which without `jax_enable_x64` has no 64 bits, makes them narrower.
+
+    Args:
+        where: What the values are, for messages.
+        values: An array on the host.
+        computed: The dtype that JAX makes of theirs.
+
+    Raises:
+        ValueError: If integers would change, which then wrap around: a number that is not near what it was.
+    """
+    if values.dtype == computed or not values.size:
+        return False
+    if values.dtype.kind in "iu":
+        fits = np.iinfo(computed)
+        for value in (int(values.min()), int(values.max())):
+            if not fits.min <= value <= fits.max:
+                raise ValueError(
+                    f"{where} is {values.dtype} and holds {value}, which {computed} cannot: without jax_enable_x64 JAX "
+                    "has 32 bits, and would wrap it around. Call jax.config.update('jax_enable_x64', True) first, or "
+                    "pass integers that fit, such as the halves x >> 32 and x & 0xFFFFFFFF as uint32"
+                )
+        return False
+    with np.errstate(over="ignore", under="ignore"):
+        narrow = values.astype(computed)
+    return bool(np.any((narrow != values) & ~np.isnan(values)))  # NaN differs from itself
+
+
+def warn_rounded(where: str, dtype: Any, computed: Any) -> None:
+    """Say that an input loses digits."""
+    warnings.warn(
+        f"{where} is {dtype}, and is computed with as {computed}, which rounds it: without jax_enable_x64 JAX has no "
+        f"{dtype}. Pass x.astype({str(computed)!r}) to accept that, or call "
+        "jax.config.update('jax_enable_x64', True) first",
+        UserWarning,
+        stacklevel=2,
+    )
 
 
 def digest_arrays(arrays: Sequence[Any]) -> str:

@@ -206,14 +206,17 @@ def _sources(inputs: Sequence[Any], names: Sequence[tuple[str, ...]], outer: str
     parts: list[Any] = []
     groups = []
     for i, (tree, dims) in enumerate(zip(inputs, names, strict=True)):
-        if outer not in dims:
-            parts.append(jax.tree.map(whole, tree))
-            continue
-        first = len(sources)
         leaves, treedef = jax.tree_util.tree_flatten_with_path(tree)
-        for path, leaf in leaves:
-            where = f"inputs[{i}]{jax.tree_util.keystr(path)}"
-            sources.append(source(where, leaf, dims.index(outer)))
+        named = [(f"inputs[{i}]{jax.tree_util.keystr(path)}", leaf) for path, leaf in leaves]
+        if outer not in dims:
+            parts.append(treedef.unflatten([whole(where, leaf) for where, leaf in named]))
+            continue
+        if tree is None:
+            raise TypeError(
+                f"inputs[{i}] is None, and has axis {outer!r}; pass an array, or leave the input out of fn's arguments"
+            )
+        first = len(sources)
+        sources += [source(where, leaf, dims.index(outer)) for where, leaf in named]
         parts.append((treedef, first, len(leaves)))
         groups.append((tuple(range(first, first + len(leaves))), treedef))
     tiled = [outer in dims for dims in names]

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from xtrax.run._inputs import Source, digest_arrays
+from xtrax.run._inputs import Source, digest_arrays, is_rounded, warn_rounded
 
 
 class Places:
@@ -70,6 +70,7 @@ class TileInputs:
             dedup_fn: Chooses them: `(leaves, rows) -> leaves`; None takes them.
         """
         self._sources, self._tiles, self._distinct, self._dedup_fn = sources, tiles, distinct, dedup_fn
+        self._rounded: set[str] = set()  # of which a warning was given
 
     def digest(self, tile: int) -> str:
         """The digest of a tile's rows."""
@@ -86,10 +87,26 @@ class TileInputs:
                 raise
         return leaves
 
+    def _check_narrowed(self, tile: int, leaves: Sequence[Any]) -> None:
+        start, stop = self._tiles.span(tile)
+        for source, leaf in zip(self._sources, leaves, strict=True):
+            where = f"{source.where}[{start}:{stop}]"
+            if source.where not in self._rounded and is_rounded(where, leaf, source.computed):
+                self._rounded.add(source.where)
+                warn_rounded(source.where, source.dtype, source.computed)
+
     def read(self, tile: int) -> ReadTile:
-        """Read a tile."""
+        """Read a tile.
+
+        Raises:
+            ValueError: If it holds integers that JAX would wrap around.
+
+        Warns:
+            UserWarning: Once for each input, if JAX rounds its floats.
+        """
         start = time.perf_counter()
         leaves, index_map = self._rows(tile), None
+        self._check_narrowed(tile, leaves)
         digest, size = digest_arrays(leaves), sum(getattr(leaf, "nbytes", 0) for leaf in leaves)
         if self._distinct is not None:
             chosen, index_map = self._distinct.of(tile)
