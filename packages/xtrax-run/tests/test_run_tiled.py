@@ -16,8 +16,17 @@ import zarr
 
 from xtrax.run import AppendedZarrSink, JsonlStagingSink, SinkError, SinkSpec, open_results, run_tiled, verify_store
 from xtrax.run._tiles import choose_tile_rows
-from xtrax.stages import AxisBoundary, HostSink, HostTap
-from xtrax.tiling import AxisDecision, AxisSpec, BatchPlan, BatchPlanner, CarrySpec, find_duplicates, reducers
+from xtrax.stages import AxisBoundary, HostSink, HostTap, io_callback
+from xtrax.tiling import (
+    AxisDecision,
+    AxisSpec,
+    BatchPlan,
+    BatchPlanner,
+    CarrySpec,
+    execute_plan,
+    find_duplicates,
+    reducers,
+)
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:the code's git commit:UserWarning"),
@@ -637,6 +646,32 @@ def test_an_ordered_effect_needs_one_order():
     boundary = AxisBoundary(tap=HostTap(print, ordered=True))
     with pytest.raises(ValueError, match="mesh is given, and the tap of axis 'row' is ordered"):
         run(lambda x: x, X, boundaries=[boundary], mesh=jax.make_mesh((2,), ("d",)))
+
+
+@pytest.mark.parametrize("effect", ["io_callback", "ordered", "debug", "HostTap", "ordered HostTap"])
+def test_a_function_with_effects_of_its_own_is_refused_on_a_dedup_axis_as_by_execute_plan(effect, tmp_path):
+    """They would fire for the distinct elements alone."""
+    seen = []
+    tap = HostTap(lambda values, index: seen.append(values), ordered=effect.startswith("ordered"))
+
+    def fn(x):
+        if effect in ("io_callback", "ordered"):
+            io_callback(seen.append, None, x, ordered=effect == "ordered")
+        elif effect == "debug":
+            jax.debug.callback(seen.append, x)
+        else:
+            x = tap(x)
+        return 2 * x
+
+    x = np.repeat(data(4), 3, axis=0)[:N]
+    plan = BatchPlanner(dedup_specs=[find_duplicates(x, "row")]).plan([spec()])
+    message = "fn has side effects, and on the DedupGather axis 'row' they would occur for each distinct element"
+    with pytest.raises(ValueError, match=message):
+        execute_plan(fn, plan, x)
+    with pytest.raises(ValueError, match=message):
+        run(fn, x, plan=plan, tile_size=4, sink=SinkSpec(tmp_path / "out"))
+    assert seen == []
+    assert not (tmp_path / "out" / "zarr.json").exists()
 
 
 def test_effects_inside_a_dedup_axis_are_refused():

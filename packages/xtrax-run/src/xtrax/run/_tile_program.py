@@ -10,9 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
+from xtrax.tiling._execute_args import bind
+from xtrax.tiling._execute_axes import Axis
+from xtrax.tiling._execute_lanes import Operand
 from xtrax.tiling._hooks import NO_HOOK, AxisHook
 from xtrax.tiling.carry import materialize_carry
-from xtrax.tiling.execute import _run_on_device
+from xtrax.tiling.execute import _fires, _run_on_device
 from xtrax.tiling.plan import AxisDecision
 from xtrax.tiling.reducers import Reducer
 from xtrax.tiling.strategy import DedupGather, SafeMap, Scan, Vmap
@@ -94,6 +97,7 @@ class Work:
         outer, hooks = self.outermost, dict(self.hooks)
         name, strategy = outer.spec.name, outer.strategy
         if isinstance(strategy, DedupGather):
+            self._refuse_effects(inputs)
             hooks.pop(name, None)
             distinct = Vmap() if strategy.batch_size is None else SafeMap(strategy.batch_size)
             values, carries = self._nest(inputs, self.names, distinct, self.k_bucket or rows, hooks, start)
@@ -112,6 +116,13 @@ class Work:
         state = {"carry": carries.pop(name, None), "reduced": values if self.reducer else None}
         has_state = self.scans or self.reducer is not None
         return TileResult(None if self.reducer else values, carries, state if has_state else None)
+
+    def _refuse_effects(self, inputs: Sequence[Any]) -> None:
+        """Refuse an `fn` with side effects, as `execute_plan` does; the distinct rows are mapped as a plain axis."""
+        bound = bind(self.fn, inputs, self.names, self.key)
+        operands = [Operand(jnp.asarray(array), dims) for array, dims in zip(bound.arrays, bound.dims, strict=True)]
+        axes = [Axis(d.spec.name, d.strategy, NO_HOOK) for d in self.decisions]
+        _fires(lambda values: bound.call(values, None), operands, axes)
 
     def _nest(
         self, inputs: Sequence[Any], names: Any, strategy: Any, size: int, hooks: Mapping[str, AxisHook], start: Any
