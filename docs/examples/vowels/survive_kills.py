@@ -101,7 +101,7 @@ def embedding(model: Classifier) -> Any:
 def committed(output: Path) -> int:
     """How many tiles are safe, as another process sees it."""
     try:
-        return open_results(output).state.get("committed", 0)
+        return open_results(output).state["committed"]
     except FileNotFoundError:  # nothing has begun
         return 0
 

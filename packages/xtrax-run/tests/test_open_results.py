@@ -1,6 +1,8 @@
 """`open_results` of tiled, keyed and training runs."""
 
 import json
+import os
+import shutil
 import sys
 from collections.abc import Mapping
 
@@ -9,7 +11,9 @@ import numpy as np
 import pytest
 import zarr
 
-from xtrax.run import SinkSpec, ZarrStagingSink, open_results, run_tiled
+from xtrax.run import DamagedRunError, SinkSpec, ZarrStagingSink, open_results, run_tiled
+from xtrax.run._append_store import AppendStore, TileData
+from xtrax.run._shards import ArraySpec
 from xtrax.stages import AxisBoundary
 from xtrax.tiling import AxisSpec, reducers
 
@@ -109,4 +113,105 @@ def test_what_is_no_run(tmp_path):
     with pytest.raises(FileNotFoundError, match="is no folder"):
         open_results(tmp_path / "nowhere")
     with pytest.raises(FileNotFoundError, match="holds no output that is known here"):
+        open_results(tmp_path)
+    with pytest.raises(TypeError, match=r"output_dir must be a path .*not NoneType"):
+        open_results(None)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FileNotFoundError, match="file is a file, not a folder; give the folder of a run"):
+        open_results(tmp_path / "file")
+
+
+DAMAGE = {
+    "y/c.1.0.0": r"tile 1 of array 'y' is damaged: .*/y/c\.1\.0\.0",
+    "aux/z/c.2.0": r"tile 2 of array 'aux/z' is damaged: .*/aux/z/c\.2\.0",
+}
+
+
+@pytest.mark.parametrize("how", ["is missing", "has 9 bytes and not"])
+@pytest.mark.parametrize("shard", DAMAGE)
+def test_a_shard_that_is_gone_or_cut_is_never_read_as_zeros(shard, how, folder):
+    path = folder / shard
+    path.unlink() if how == "is missing" else os.truncate(path, 9)
+    with pytest.raises(DamagedRunError, match=f"{DAMAGE[shard]} {how}.*verify_store tells.*call of run_tiled"):
+        open_results(folder)
+
+
+@pytest.mark.parametrize("file", ["y", "y/zarr.json", ".xtrax/commits.jsonl", ".xtrax/run.json", ".xtrax"])
+def test_other_files_that_are_gone(file, folder):
+    shutil.rmtree(folder / file) if (folder / file).is_dir() else (folder / file).unlink()
+    name = {"y": "y/zarr.json", ".xtrax": ".xtrax/run.json"}.get(file, file)
+    with pytest.raises(DamagedRunError, match=f"{name}.* is missing"):
+        open_results(folder)
+
+
+def test_a_tile_without_its_line_in_the_log(folder):
+    log = folder / ".xtrax" / "commits.jsonl"
+    log.write_text(log.read_text().replace('"tile":1', '"tile":7'))
+    with pytest.raises(DamagedRunError, match=r"tile 1 of array '.*' is shown, but no whole line"):
+        open_results(folder)
+
+
+def test_what_is_written_at_the_end_is_looked_for_too(tmp_path):
+    boundaries = {"row": AxisBoundary(fuse=reducers.mean)}
+    run_tiled(lambda x: x, X, specs=[AxisSpec("row", 6, 6)], boundaries=boundaries, sink=SinkSpec(tmp_path),
+              progress="off")  # fmt: skip
+    (tmp_path / "output" / "c.0").unlink()
+    with pytest.raises(DamagedRunError, match=r"array 'output' is damaged: .*/output/c\.0 is missing"):
+        open_results(tmp_path)
+
+
+SPEC = ArraySpec("y", (2,), "float32", 1, ("n", None))
+
+
+def test_a_run_that_is_being_written(tmp_path, monkeypatch):
+    """As another process sees it, at every step."""
+    monkeypatch.setattr("xtrax.run._append_store._GROW_SECONDS", 0)
+    store = AppendStore(tmp_path)
+    with pytest.raises(FileNotFoundError, match="holds no output that is known here"):
+        open_results(tmp_path)
+    store.create({"run_id": "one", "rows": 4, "tile_rows": 1}, [SPEC], {})
+    for tile in (0, 2, 1, 3):
+        store.commit(
+            [store.begin(lambda tile=tile: TileData(tile, {"y": np.full((1, 2), tile, np.float32)}, None, {}))]
+        )
+        results = open_results(tmp_path)
+        shown = {0: 1, 2: 1, 1: 3, 3: 4}[tile]
+        np.testing.assert_array_equal(results["y"][:, 0], np.arange(shown))
+    store.close()
+
+
+def test_rows_that_are_committed_while_a_run_is_opened(tmp_path, monkeypatch):
+    from xtrax.run import results
+
+    store = AppendStore(tmp_path)
+    store.create({"run_id": "one", "rows": 2, "tile_rows": 1}, [SPEC], {})
+    read_manifest = results.read_manifest
+
+    def commit_meanwhile(path):
+        tile = TileData(0, {"y": np.ones((1, 2), np.float32)}, None, {})
+        store.commit([store.begin(lambda: tile)])
+        store.close()
+        return read_manifest(path)
+
+    monkeypatch.setattr(results, "read_manifest", commit_meanwhile)  # between the log and the arrays
+    opened = open_results(tmp_path)
+    assert opened["y"][:].tolist() == [[1, 1]]
+    assert opened.state["committed"] == 1
+
+
+def test_a_run_that_has_not_started(tmp_path, monkeypatch):
+    from xtrax.run import _append_store
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    store = AppendStore(tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr(_append_store, "write_json_atomic", killed)
+        with pytest.raises(KeyboardInterrupt):
+            store.create({"run_id": "one", "rows": 4, "tile_rows": 1}, [SPEC], {})
+    with pytest.raises(FileNotFoundError, match="holds a run that has not started"):
+        open_results(tmp_path)
+    store.close()
+    with pytest.raises(FileNotFoundError, match="holds a run that has not started"):
         open_results(tmp_path)

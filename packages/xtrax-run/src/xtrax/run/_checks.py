@@ -25,16 +25,40 @@ def check_run_id(run_id: Any) -> str | None:
     return None if run_id is None else check_name(run_id, "run_id")
 
 
+def check_path(path: Any, name: str = "path", what: str = "a file or folder") -> Path:
+    """Return it as a path.
+
+    Args:
+        path: A string or `os.PathLike`.
+        name: Of the argument, for the message.
+        what: What it must name, for the message.
+
+    Raises:
+        TypeError: If it is no path, or one of bytes.
+        ValueError: If it is empty or holds NUL.
+    """
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"{name} must be a path (a string or os.PathLike), not {type(path).__name__}: {path!r}")
+    text = os.fspath(path)
+    if not isinstance(text, str):
+        raise TypeError(f"{name} must be a text path, not bytes: {text!r}")
+    if not text or "\0" in text:
+        raise ValueError(f"{name} is {text!r}; it must name {what}")
+    return Path(text)
+
+
 def check_output_dir(output_dir: Any) -> Path:
     """Return it as a path; TypeError if it is no path, ValueError if it is empty or holds NUL."""
-    if not isinstance(output_dir, str | os.PathLike):
-        raise TypeError(f"output_dir must be a path, not {type(output_dir).__name__}: {output_dir!r}")
-    text = os.fspath(output_dir)
-    if not isinstance(text, str):
-        raise TypeError(f"output_dir must be a text path, not bytes: {text!r}")
-    if not text or "\0" in text:
-        raise ValueError(f"output_dir is {text!r}; it must name a folder")
-    return Path(text)
+    return check_path(output_dir, "output_dir", "a folder")
+
+
+def check_folder(path: Any, name: str, what: str) -> Path:
+    """Return it as a path; TypeError or ValueError as `check_path`, FileNotFoundError if no folder is there."""
+    path = check_path(path, name, what)
+    if path.is_dir():
+        return path
+    found = "a file, not a folder" if path.exists() else "no folder"
+    raise FileNotFoundError(f"{path} is {found}; give {what}")
 
 
 def check_flush_every(flush_every: Any) -> int:

@@ -20,7 +20,7 @@ def refuse_remains(folder: Path, *, has_header: bool) -> None:
 
     Args:
         folder: The root of a tiled run, or of what may be one.
-        has_header: Whether its header was read.
+        has_header: Whether its header was there.
 
     Raises:
         DamagedRunError: If there are any; it names what is missing and what is there.
@@ -29,8 +29,8 @@ def refuse_remains(folder: Path, *, has_header: bool) -> None:
     if has_header and log.is_file():
         return
     there = [str(path.relative_to(folder)) for path in _remains(folder, has_header=has_header)]
-    if there:
-        missing = log if has_header else folder / HIDDEN / HEADER
+    missing = log if has_header else folder / HIDDEN / HEADER
+    if there and not missing.exists():  # a live run may have made it meanwhile
         raise DamagedRunError(
             f"{missing} is missing, but {' and '.join(there)} of a run are there; without it nobody can tell what was "
             "committed. Restore it from a copy, or move the folder away (or choose another output_dir) to begin anew"

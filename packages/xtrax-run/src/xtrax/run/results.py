@@ -11,15 +11,28 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import zarr
 
+from xtrax.run._checks import check_folder
 from xtrax.run._commit_log import read_log
 from xtrax.run._names import HIDDEN
-from xtrax.run._run_files import COMMITS, count_tiles, read_header, read_manifest
+from xtrax.run._remains import refuse_remains
+from xtrax.run._run_files import (
+    COMMITS,
+    HEADER,
+    LAYOUT,
+    DamagedRunError,
+    count_tiles,
+    layout_of,
+    read_header,
+    read_manifest,
+)
 from xtrax.run._shards import ArraySpec
 
 if TYPE_CHECKING:
     import xarray
 
 __all__ = ["Results", "open_results"]
+
+_WHAT_TO_DO = "verify_store tells all that is damaged, and the run's own call of run_tiled computes it again"
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,6 +119,9 @@ def _lazy(array: zarr.Array) -> Any:
 def open_results(output_dir: str | os.PathLike[str]) -> Results:
     """Open what a run has left, without reading its arrays. The run may be going on, killed or finished.
 
+    Of a tiled run it is checked, once, that the shards of the rows that are shown are there and have the sizes that
+    were committed; `verify_store` reads them too.
+
     Args:
         output_dir: The folder: that of `run_tiled`, of a keyed Zarr sink, or of a training run of the command line.
 
@@ -113,8 +129,11 @@ def open_results(output_dir: str | os.PathLike[str]) -> Results:
         The results. Of a tiled run that is not finished, the rows that are committed without a gap.
 
     Raises:
-        FileNotFoundError: If there is no such folder, or no run's output in it.
-        DamagedRunError: If a tiled run's header or manifest was changed; `verify_store` tells more.
+        TypeError: If `output_dir` is no path.
+        FileNotFoundError: If there is no such folder, or no run's output in it; also before a run has started, or if
+            its start was killed.
+        DamagedRunError: If a tiled run's header or manifest was changed, or a file of it is missing or has another
+            size; `verify_store` tells more.
 
     Examples:
         >>> import tempfile, warnings, jax.numpy as jnp, numpy as np
@@ -131,11 +150,18 @@ def open_results(output_dir: str | os.PathLike[str]) -> Results:
         >>> results["twice"][:].tolist(), results.state["finished"], results.provenance["run_id"]
         ([0.0, 2.0, 4.0, 6.0], True, 'demo')
     """
-    path = Path(output_dir)
-    if not path.is_dir():
-        raise FileNotFoundError(f"{path} is no folder; give the folder of a run")
-    if (header := read_header(path)) is not None:
+    path = check_folder(output_dir, "output_dir", "the folder of a run")
+    header, layout = read_header(path), layout_of(path)
+    if header is not None or layout == LAYOUT or not (path / "zarr.json").exists():
+        refuse_remains(path, has_header=header is not None)
+        header = header or read_header(path)  # a live run may have written it meanwhile
+    if header is not None:
         return _tiled(path, header)
+    if layout == LAYOUT:
+        raise FileNotFoundError(
+            f"{path} holds a run that has not started: its {HIDDEN}/{HEADER} is not written yet, and nothing is "
+            "committed. If run_tiled is not at it now, its start was stopped; the same call makes it anew"
+        )
     if (path / "zarr.json").exists():
         return _keyed(path)
     if (path / "manifest.json").exists() or (path / "metrics.zarr").exists():
@@ -147,15 +173,27 @@ def open_results(output_dir: str | os.PathLike[str]) -> Results:
 
 def _tiled(path: Path, header: dict[str, Any]) -> Results:
     # The log is read before the arrays: what it names is there whatever the run commits meanwhile.
-    records = {record["tile"]: record for record in read_log(path / HIDDEN / COMMITS).records}
+    records = _records(path)
     manifest = read_manifest(path)
-    group = zarr.open_group(path, mode="r")
     arrays, dims = {}, {}
     for spec in map(ArraySpec.from_json, header["arrays"]):
         if spec.tile_rows is None and manifest is None:
             continue  # written when the run ends
-        arrays[spec.name] = group[spec.name]
+        arrays[spec.name] = array = _open_array(path, spec)
         dims[spec.name] = _dim_names(spec.name, spec.dims)
+        if spec.tile_rows is None:
+            if manifest is not None and spec.name in manifest["finals"]:
+                _check_sizes(path, spec, {0: manifest["finals"][spec.name]["bytes"]})
+            continue
+        shown = range(-(-array.shape[0] // spec.tile_rows))
+        if not all(tile in records for tile in shown):
+            records = _records(path)  # a live writer has committed more, and shows it
+        if unknown := [tile for tile in shown if tile not in records]:
+            raise DamagedRunError(
+                f"{path}: tile {unknown[0]} of array {spec.name!r} is shown, but no whole line of {HIDDEN}/{COMMITS} "
+                f"says that it was committed; {_WHAT_TO_DO}"
+            )
+        _check_sizes(path, spec, {tile: records[tile]["arrays"][spec.name]["bytes"] for tile in shown})
     timings: dict[str, float] = {}
     for record in records.values():
         for name, seconds in record.items():
@@ -170,6 +208,38 @@ def _tiled(path: Path, header: dict[str, Any]) -> Results:
     }
     provenance = {"run_id": header["run_id"], **header["provenance"]}
     return _results(path, arrays, provenance, timings, state, dims)
+
+
+def _records(path: Path) -> dict[int, dict[str, Any]]:
+    try:
+        return {record["tile"]: record for record in read_log(path / HIDDEN / COMMITS).records}
+    except (FileNotFoundError, IsADirectoryError):
+        return {}  # and there is no shard either
+
+
+def _open_array(path: Path, spec: ArraySpec) -> zarr.Array:
+    try:
+        return zarr.open_array(spec.folder(path), mode="r")
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, KeyError, ValueError) as error:
+        raise DamagedRunError(
+            f"{spec.folder(path) / 'zarr.json'} of array {spec.name!r} is missing or was changed ({error}); "
+            f"{_WHAT_TO_DO}"
+        ) from error
+
+
+def _check_sizes(path: Path, spec: ArraySpec, sizes: Mapping[int, int]) -> None:
+    """Zarr reads a shard that is not there as zeros."""
+    folder = str(spec.folder(path))  # a Path for each of many thousand shards would take longer than looking at them
+    for tile, expected in sizes.items():
+        shard = f"{folder}/{spec.shard_name(tile)}"
+        try:
+            size = os.stat(shard).st_size
+        except FileNotFoundError:
+            size = None
+        if size != expected and expected:  # of rows without elements there is no shard
+            what = "is missing" if size is None else f"has {size} bytes and not {expected}: it was cut or replaced"
+            where = f"array {spec.name!r}" if spec.tile_rows is None else f"tile {tile} of array {spec.name!r}"
+            raise DamagedRunError(f"{where} is damaged: {shard} {what}; {_WHAT_TO_DO}")
 
 
 def _keyed(path: Path) -> Results:
