@@ -13,7 +13,7 @@ import pytest
 import zarr
 
 from xtrax.run import SinkSpec, open_results, run_tiled, verify_store, zarr_content_digest
-from xtrax.stages import AxisBoundary, HostTap
+from xtrax.stages import AxisBoundary, HostSink, HostTap
 from xtrax.tiling import AxisSpec, BatchPlanner, CarrySpec, find_duplicates, reducers
 
 distributed = pytest.importorskip("distributed")
@@ -108,6 +108,35 @@ def test_effects_reach_files_of_workers_and_failures_reach_the_caller(client, tm
     np.testing.assert_array_equal(np.float32(found), rows()[:, 0])
 
 
+def test_taps_and_sinks_fire_in_the_workers_one_call_at_a_time(tmp_path):
+    """Also in workers of several threads; what they keep in memory is not the caller's."""
+    kept = []
+
+    def record(values, index):
+        with (tmp_path / "busy").open("x"):  # fails while another call is inside
+            time.sleep(0.01)
+        for i in index[:, 0]:
+            with (tmp_path / f"{i}.txt").open("x") as file:
+                file.write(f"{os.getpid()}")
+        kept.append(len(values))
+        (tmp_path / "busy").unlink()
+
+    boundary = AxisBoundary(tap=HostTap(record))
+    with (
+        distributed.LocalCluster(
+            n_workers=1, threads_per_worker=4, processes=True, dashboard_address=None, silence_logs=50
+        ) as cluster,
+        distributed.Client(cluster) as client,
+    ):
+        sink = SinkSpec(tmp_path / "out")
+        report = run(lambda x: x[0], rows(), boundaries=[boundary], sink=sink, client=client)
+    assert report.tiles_done == 6
+    found = {(tmp_path / f"{i}.txt").read_text() for i in range(N)}
+    assert len(found) == 1
+    assert str(os.getpid()) not in found
+    assert kept == []
+
+
 def test_what_cannot_run_on_a_cluster(client, tmp_path):
     x, sink = rows(), SinkSpec(tmp_path / "out")
     scan = BatchPlanner(carry_specs=[CarrySpec("row", 0.0, lambda c, y: (c, y))]).plan([AxisSpec("row", N, 2)])
@@ -119,6 +148,8 @@ def test_what_cannot_run_on_a_cluster(client, tmp_path):
         run(lambda x: x, x, client=client, sink=sink, mesh=jax.make_mesh((2,), ("d",)))
     with pytest.raises(ValueError, match="client is given, and the tap of axis 'row' is ordered"):
         run(lambda x: x, x, client=client, sink=sink, boundaries=[AxisBoundary(tap=HostTap(print, ordered=True))])
+    with pytest.raises(ValueError, match="client is given, and the sink of axis 'row' is ordered"):
+        run(lambda x: x, x, client=client, sink=sink, boundaries=[AxisBoundary(sink=HostSink(print, ordered=True))])
     lock = threading.Lock()
     with pytest.raises(TypeError, match="cannot be sent to workers"):
         run(lambda x: x + lock.locked(), x, client=client, sink=sink)

@@ -5,6 +5,7 @@ idempotent: one that is run again, because its worker was lost, writes the same 
 the lost worker still writes. Workers find the job in the run's folder, which all of them must see.
 """
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -83,13 +84,19 @@ class Job:
 
 
 class Workshop:
-    """A job on a worker, with its compiled programs."""
+    """A job on a worker, with its compiled programs.
+
+    Attributes:
+        job: The job.
+        calling: Held by the thread whose tile calls host functions.
+    """
 
     def __init__(self, job: Job):
         """Nothing is compiled yet."""
         self.job = job
         self._programs: dict[int, TileProgram] = {}
         self._lock = threading.Lock()  # a worker may have several threads
+        self.calling = threading.Lock()
 
     def program(self, rows: int) -> TileProgram:
         """The program for so many rows, compiled once."""
@@ -141,11 +148,12 @@ def compute_tile(path: str, digest: str, tile: int, read: ReadTile | None) -> tu
         read = job.inputs.read(tile)
     rows = job.tiles.size(tile)
     program = workshop.program(rows)
-    start = time.perf_counter()
     leaves, first = [jax.device_put(leaf) for leaf in read.leaves or ()], job.tiles.span(tile)[0]
     expected = expected_elements(job.work.decisions, job.boundaries, rows)
-    result = run_watched(lambda: program(leaves, first, None, read.index_map), list(expected), expected)
-    computing = time.perf_counter() - start
+    with workshop.calling if expected else contextlib.nullcontext():  # a host function is watched by one call at a time
+        start = time.perf_counter()
+        result = run_watched(lambda: program(leaves, first, None, read.index_map), list(expected), expected)
+        computing = time.perf_counter() - start
     start = time.perf_counter()
     arrays, state = rows_on_host(result), state_bytes(result)
     with ThreadPoolExecutor(2) as pool:
