@@ -288,6 +288,10 @@ def test_another_jax_warns_and_refuses_only_another_program(tmp_path):
         run(tmp_path, Rows())
 
 
+def files_of(folder):
+    return {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
 def damage(folder, what):
     """Harm tile 1 of a run; return what a report must name."""
     shard = folder / "y" / "c.1.0"
@@ -368,6 +372,36 @@ def test_edited_records_of_the_run(tmp_path):
     for look in (verify_store, open_results, lambda folder: run(folder, Rows())):
         with pytest.raises(DamagedRunError, match=r"run\.json does not fit its own checksum"):
             look(tmp_path)
+
+
+def in_groups(x):
+    return {"aux": {"y": 2 * x, "deep": {"s": x.sum()}}}
+
+
+GROUPS = {"rows": ["aux", "aux/deep", ".xtrax"], "carries": ["carries"], "finals": ["aux", "aux/deep"]}
+
+
+@pytest.mark.parametrize("how", ["gone", "changed"])
+@pytest.mark.parametrize("kind", GROUPS)
+def test_groups_are_mended(kind, how, tmp_path):
+    options = {"fn": in_groups}
+    if kind == "carries":
+        scan = CarrySpec("row", 0.0, lambda c, x: (c + x.sum(), {"y": x}))
+        options = {"fn": lambda x: x, "plan": BatchPlanner(carry_specs=[scan]).plan([AxisSpec("row", N, 2)])}
+    elif kind == "finals":
+        options["boundaries"] = {"row": AxisBoundary(fuse={"aux": {"y": reducers.mean, "deep": {"s": reducers.var}}})}
+    run(tmp_path, Rows(), **options)
+    before = files_of(tmp_path)
+    for group in GROUPS[kind]:
+        path = tmp_path / group / "zarr.json"
+        path.unlink()
+        if how == "changed":
+            path.write_text('{"zarr_format": 3, "node_type": "group", "attributes": {"a": 1}}')
+    named = {problem.path.parent for problem in verify_store(tmp_path).problems}
+    assert named == {tmp_path / group for group in GROUPS[kind]}
+    assert run(tmp_path, Rows(), **options).tiles_done == 0
+    assert verify_store(tmp_path).ok
+    assert files_of(tmp_path) == before
 
 
 def test_a_torn_line_is_no_commit(tmp_path):
@@ -543,10 +577,6 @@ LOST = {
     "the log": [".xtrax/commits.jsonl"],
     "all of .xtrax": [".xtrax"],
 }
-
-
-def files_of(folder):
-    return {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 
 @pytest.fixture(scope="module")

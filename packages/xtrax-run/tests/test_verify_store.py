@@ -10,7 +10,7 @@ import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from xtrax.run import SinkError, ZarrStagingSink, verify_store
+from xtrax.run import DamagedRunError, SinkError, ZarrStagingSink, verify_store
 from xtrax.run._append_store import AppendStore, TileData
 from xtrax.run._shards import ArraySpec
 
@@ -116,7 +116,7 @@ def test_files_that_are_gone_or_of_another_length(file, how, copied):
         assert ("is missing" if how == "deleted" else "truncated or replaced") in named.what
 
 
-@pytest.mark.parametrize("edit", ["attribute", "dtype", "rows", "gone", "no json", "provenance"])
+@pytest.mark.parametrize("edit", ["attribute", "dtype", "rows", "gone", "no json", "no object", "folder", "provenance"])
 def test_metadata_that_was_changed(edit, copied):
     path = copied / "y" / "zarr.json"
     if edit == "attribute":
@@ -129,14 +129,73 @@ def test_metadata_that_was_changed(edit, copied):
         path.unlink()
     elif edit == "no json":
         path.write_text("{")
+    elif edit == "no object":
+        path.write_text("[1]")
+    elif edit == "folder":
+        path.unlink()
+        path.mkdir()
     else:
         path = copied / "zarr.json"
         path.write_text(path.read_text().replace("unknown", "abc"))
     (problem,) = [problem for problem in verify_store(copied).problems if problem.path.name == "zarr.json"]
     assert problem.path == path
     expected = {"attribute": "changed: attributes", "dtype": "changed: data_type", "rows": "changed: shape",
-                "gone": "is missing", "no json": "is no JSON", "provenance": "changed: attributes"}[edit]  # fmt: skip
+                "gone": "is missing", "no json": "is no JSON", "no object": "holds a JSON list",
+                "folder": "is a folder, where", "provenance": "changed: attributes"}[edit]  # fmt: skip
     assert expected in problem.what
+
+
+@pytest.mark.parametrize("how", ["gone", "changed", "folder"])
+@pytest.mark.parametrize("group", ["aux", ".xtrax"])
+def test_the_metadata_of_groups(group, how, copied):
+    path = copied / group / "zarr.json"
+    path.unlink()
+    if how == "changed":
+        zarr.create_group(copied / group, attributes={"units": "m"}, overwrite=False)
+    elif how == "folder":
+        path.mkdir()
+    (problem,) = verify_store(copied).problems
+    assert problem.path == path
+    assert {"gone": "is missing", "changed": "was changed: attributes", "folder": "is a folder"}[how] in problem.what
+
+
+@pytest.mark.parametrize("file", [*FILES, ".xtrax/commits.jsonl", ".xtrax/manifest.json"])
+def test_a_folder_where_a_file_is_expected(file, copied):
+    path = copied / file
+    path.unlink()
+    path.mkdir()
+    assert [p.what for p in verify_store(copied).problems if p.path == path] == [
+        "is a folder, where a run keeps a file"
+    ]
+
+
+@pytest.mark.parametrize("file", ["y", "total", ".xtrax/state"])
+def test_a_file_where_a_folder_is_expected(file, copied):
+    shutil.rmtree(copied / file)
+    (copied / file).write_text("")
+    problems = verify_store(copied).problems
+    assert all(problem.path.is_relative_to(copied / file) and problem.what == "is missing" for problem in problems)
+    assert len(problems) == {"y": 4, "total": 2, ".xtrax/state": 3}[file]
+
+
+def test_damaged_tiles_are_counted_apart_from_committed_ones(copied):
+    for file in ("y/c.1.0", "aux/z/c.1", "y/c.2.0"):
+        (copied / file).unlink()
+    report = verify_store(copied)
+    assert (report.committed, report.damaged, len(report.problems)) == (3, 2, 3)
+    head, *lines = str(report).splitlines()
+    assert head == f"{copied}: run one, finished, 3 of 3 tiles committed, 2 of them damaged; 3 problems:"
+    assert len(lines) == 3
+    assert verify_store(make(copied.parent / "whole")).damaged == 0
+
+
+def test_a_lost_header(copied):
+    (copied / ".xtrax" / "run.json").unlink()
+    with pytest.raises(DamagedRunError, match=r"run\.json is missing, but .xtrax/commits\.jsonl and .* are there"):
+        verify_store(copied)
+    (copied / ".xtrax" / "run.json").mkdir()
+    with pytest.raises(DamagedRunError, match=r"run\.json is a folder"):
+        verify_store(copied)
 
 
 def test_a_tile_swapped_for_another_is_named(tmp_path):
@@ -148,6 +207,13 @@ def test_a_tile_swapped_for_another_is_named(tmp_path):
 def test_what_is_no_run(tmp_path):
     with pytest.raises(FileNotFoundError, match="is no folder"):
         verify_store(tmp_path / "nowhere")
+    with pytest.raises(TypeError, match=r"path must be a path \(a string or os\.PathLike\), not int: 3"):
+        verify_store(3)
+    with pytest.raises(ValueError, match="path is ''; it must name the output_dir of a run"):
+        verify_store("")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FileNotFoundError, match="is a file, not a folder; give the output_dir"):
+        verify_store(tmp_path / "file")
     with pytest.raises(FileNotFoundError, match="holds no tiled run"):
         verify_store(tmp_path)
     with ZarrStagingSink(tmp_path / "keyed") as sink:

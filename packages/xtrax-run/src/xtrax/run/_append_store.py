@@ -40,11 +40,13 @@ from xtrax.run._run_files import (
     count_first,
     count_tiles,
     digest_of_file,
+    group_folders,
     group_metadata,
     layout_of,
     metadata_of,
     put_json,
     read_header,
+    read_metadata,
     run_root,
 )
 from xtrax.run._shards import PARTIAL, ArraySpec, array_metadata, encode, flush, state_folder, write_tile, write_whole
@@ -207,16 +209,15 @@ class AppendStore:
         self._use(specs)
 
     def _make_array(self, spec: ArraySpec) -> None:
-        folder, made = self.folder, {self.folder}
-        for part in spec.name.split("/"):
-            folder = folder / part
-            folder.mkdir(exist_ok=True)
-            made.add(folder)
-            if folder != spec.folder(self.folder) and not (folder / "zarr.json").exists():
-                put_json(folder, group_metadata({}))
+        folder, groups = spec.folder(self.folder), group_folders(self.folder, spec.name)
+        for group in groups:
+            group.mkdir(exist_ok=True)
+            if not _says(group, group_metadata({})):
+                put_json(group, group_metadata({}))
+        folder.mkdir(exist_ok=True)
         if spec.tile_rows is not None and not (folder / "zarr.json").exists():
             put_json(folder, array_metadata(spec, 0))
-        flush(made)
+        flush({self.folder, *groups, folder})
 
     def _use(self, specs: Sequence[ArraySpec]) -> None:
         self._specs = {spec.name: spec for spec in specs}
@@ -257,7 +258,6 @@ class AppendStore:
             self._unlink(hidden / MANIFEST)  # it speaks of tiles that are about to go
             for spec in self._specs.values():
                 if spec.tile_rows is not None:
-                    spec.folder(self.folder).mkdir(parents=True, exist_ok=True)
                     self._make_array(spec)
             put_json(hidden, group_metadata({}))
             put_json(self.folder, run_root(self._known["run_id"], self._known["provenance"]))
@@ -409,3 +409,11 @@ class AppendStore:
                 path=self.folder,
                 saved=[(tile,) for tile in sorted(self.committed)],
             ) from error
+
+
+def _says(folder: Path, metadata: Mapping[str, Any]) -> bool:
+    """Whether a folder's `zarr.json` says just that."""
+    try:
+        return read_metadata(folder) == metadata
+    except (FileNotFoundError, ValueError):
+        return False

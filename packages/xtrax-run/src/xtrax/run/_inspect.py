@@ -1,6 +1,5 @@
 """Everything on the disk of a tiled run against what was written down when it was committed. Changes nothing."""
 
-import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -9,21 +8,28 @@ from typing import Any
 
 from xtrax.run._commit_log import read_log
 from xtrax.run._names import HIDDEN
+from xtrax.run._remains import refuse_remains
 from xtrax.run._run_files import (
     COMMITS,
     HEADER,
+    LAYOUT,
     MANIFEST,
     DamagedRunError,
     count_first,
     count_tiles,
     digest_of_file,
+    group_folders,
     group_metadata,
+    layout_of,
     metadata_of,
     read_header,
     read_manifest,
+    read_metadata,
     run_root,
 )
 from xtrax.run._shards import ArraySpec, state_folder
+
+_FOLDER = "is a folder, where a run keeps a file"
 
 
 @dataclass(frozen=True)
@@ -77,10 +83,12 @@ def inspect_store(folder: Path) -> Inspection:
 
     Raises:
         FileNotFoundError: If there is no tiled run.
-        DamagedRunError: If its header cannot be trusted, so that nothing else can be judged.
+        DamagedRunError: If its header is lost or cannot be trusted, so that nothing else can be judged.
     """
     header = read_header(folder)
     if header is None:
+        if layout_of(folder) == LAYOUT or not (folder / "zarr.json").exists():
+            refuse_remains(folder, has_header=False)
         raise FileNotFoundError(f"{folder} holds no tiled run: it has no {HIDDEN}/{HEADER}")
     specs = [ArraySpec.from_json(value) for value in header["arrays"]]
     problems: list[Problem] = []
@@ -107,6 +115,9 @@ def _records(folder: Path, header: dict[str, Any], names: set[str], problems: li
         content = read_log(path)
     except FileNotFoundError:
         problems.append(Problem(path, "is missing"))
+        return {}
+    except IsADirectoryError:
+        problems.append(Problem(path, _FOLDER))
         return {}
     for line in content.damaged:
         problems.append(Problem(path, f"line {line} does not fit its checksum; the tile that it named is given up"))
@@ -137,12 +148,14 @@ def _tile_problems(
 
 def _file_problem(path: Path, file: dict[str, Any]) -> str | None:
     try:
+        if path.is_dir():
+            return _FOLDER
         size = path.stat().st_size
         if size != file["bytes"]:
             return f"has {size} bytes and not {file['bytes']}: it was truncated or replaced"
         if digest_of_file(path) != file["sha256"]:
             return "holds other bits than were committed"
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return "is missing"
     return None
 
@@ -152,6 +165,9 @@ def _metadata_problems(
 ) -> Iterator[Problem]:
     yield from _metadata_problem(folder, run_root(header["run_id"], header["provenance"]))
     yield from _metadata_problem(folder / HIDDEN, group_metadata({}))
+    made = [spec.name for spec in specs if spec.tile_rows is not None or finished]
+    for group in dict.fromkeys(group for name in made for group in group_folders(folder, name)):
+        yield from _metadata_problem(group, group_metadata({}))
     for spec in specs:
         if spec.tile_rows is None:
             if finished:
@@ -168,14 +184,20 @@ def _metadata_problem(
 ) -> Iterator[Problem]:
     path = folder / "zarr.json"
     try:
-        found = json.loads(path.read_bytes())
-    except FileNotFoundError:
+        found = read_metadata(folder)
+    except (FileNotFoundError, NotADirectoryError):
         yield Problem(path, "is missing", array=name)
+        return
+    except IsADirectoryError:
+        yield Problem(path, _FOLDER, array=name)
         return
     except ValueError as error:
         yield Problem(path, f"is no JSON ({error})", array=name)
         return
-    if at_most and isinstance(found, dict) and found.get("shape"):
+    if not isinstance(found, dict):
+        yield Problem(path, f"holds a JSON {type(found).__name__}, where a node of Zarr is an object", array=name)
+        return
+    if at_most and _is_shape(found.get("shape")):
         if not 0 <= found["shape"][0] <= expected["shape"][0]:
             yield Problem(path, f"says {found['shape'][0]} rows where {expected['shape'][0]} are committed", array=name)
             return
@@ -183,6 +205,10 @@ def _metadata_problem(
     if found != expected:
         differing = [key for key in {**expected, **found} if found.get(key) != expected.get(key)]
         yield Problem(path, f"was changed: {', '.join(sorted(differing))}", array=name)
+
+
+def _is_shape(shape: Any) -> bool:
+    return isinstance(shape, list) and bool(shape) and all(type(n) is int for n in shape)
 
 
 def _check_manifest(
@@ -198,7 +224,7 @@ def _check_manifest(
         return False
     expected = {"run_id": header["run_id"], "rows": header["rows"], "tiles": tiles}
     log = folder / HIDDEN / COMMITS
-    if log.exists():
+    if log.is_file():
         expected["log_sha256"] = digest_of_file(log)
     differing = [name for name, value in expected.items() if manifest.get(name) != value]
     if differing:

@@ -71,6 +71,12 @@ def group_metadata(attributes: Mapping[str, Any]) -> dict[str, Any]:
     return {"zarr_format": 3, "node_type": "group", "attributes": dict(attributes)}
 
 
+def group_folders(root: Path, name: str) -> list[Path]:
+    """The groups in which an array of a name with `/` lies, the outermost first."""
+    parts = name.split("/")
+    return [root.joinpath(*parts[:i]) for i in range(1, len(parts))]
+
+
 def run_root(run_id: str, provenance: Mapping[str, Any]) -> dict[str, Any]:
     """What the root's `zarr.json` says."""
     return group_metadata({"run_id": run_id, "layout": LAYOUT, **provenance})
@@ -79,7 +85,7 @@ def run_root(run_id: str, provenance: Mapping[str, Any]) -> dict[str, Any]:
 def layout_of(folder: Path) -> Any:
     """The layout that the root's `zarr.json` names; None if it names none, or is not there."""
     try:
-        return json.loads((folder / "zarr.json").read_bytes())["attributes"]["layout"]
+        return read_metadata(folder)["attributes"]["layout"]
     except (OSError, ValueError, LookupError, TypeError):
         return None
 
@@ -88,6 +94,16 @@ def metadata_of(header: Mapping[str, Any], name: str, rows: int | None = None) -
     """What `zarr.json` says of an array of a run, when it has so many rows (None: it has no row axis)."""
     metadata = header["metadata"][name]
     return metadata if rows is None else {**metadata, "shape": [rows, *metadata["shape"][1:]]}
+
+
+def read_metadata(folder: Path) -> Any:
+    """What a folder's `zarr.json` says.
+
+    Raises:
+        OSError: If it cannot be read.
+        ValueError: If it is no JSON.
+    """
+    return json.loads((folder / "zarr.json").read_bytes())
 
 
 def count_tiles(header: Mapping[str, Any]) -> int:

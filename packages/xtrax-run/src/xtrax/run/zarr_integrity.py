@@ -12,6 +12,7 @@ import numpy as np
 import zarr
 
 from xtrax.run._canonical import canonical_json_bytes, normalize_json_value
+from xtrax.run._checks import check_folder
 from xtrax.run._fsync import fsync_directory, fsync_file, fsync_tree
 from xtrax.run._inspect import Problem, inspect_store
 from xtrax.run._names import HIDDEN
@@ -60,6 +61,7 @@ def zarr_content_digest(path: str | os.PathLike[str]) -> str:
         A sha256 in 64 hexadecimal digits.
 
     Raises:
+        TypeError: If `path` is no path.
         FileNotFoundError: If there is no such folder.
         ValueError: If it holds no Zarr group or array.
 
@@ -71,9 +73,7 @@ def zarr_content_digest(path: str | os.PathLike[str]) -> str:
         >>> zarr_content_digest(f"{a}/x") == zarr_content_digest(f"{b}/x")
         True
     """
-    path = Path(path)
-    if not path.is_dir():
-        raise FileNotFoundError(f"{path} is no folder; give the folder of a Zarr store")
+    path = check_folder(path, "path", "the folder of a Zarr store")
     try:
         node = zarr.open(path, mode="r")
     except (FileNotFoundError, KeyError) as error:
@@ -91,7 +91,7 @@ class IntegrityReport:
         path: The store.
         run_id: The run.
         tiles: How many tiles the run has.
-        committed: How many of them are committed.
+        committed: How many of them are committed: the log says so, be they damaged or not.
         finished: Whether the run is finished: it has a manifest.
         bytes_checked: Bytes of shards that were read and digested.
         problems: What is not as it was written; empty if all is well.
@@ -106,6 +106,11 @@ class IntegrityReport:
     problems: tuple[Problem, ...]
 
     @property
+    def damaged(self) -> int:
+        """How many of the committed tiles something is wrong with."""
+        return len({problem.tile for problem in self.problems if problem.tile is not None})
+
+    @property
     def ok(self) -> bool:
         """Whether everything that was committed is there, bit for bit."""
         return not self.problems
@@ -116,7 +121,8 @@ class IntegrityReport:
         head = f"{self.path}: run {self.run_id}, {state}, {self.committed} of {self.tiles} tiles committed, "
         if self.ok:
             return f"{head}all as written ({self.bytes_checked} bytes)"
-        return "\n".join([f"{head}{len(self.problems)} problems", *(f"  {problem}" for problem in self.problems)])
+        count = f"{len(self.problems)} problem{'s' if len(self.problems) > 1 else ''}"
+        return "\n".join([f"{head}{self.damaged} of them damaged; {count}:", *(f"  {p}" for p in self.problems)])
 
 
 def verify_store(path: str | os.PathLike[str]) -> IntegrityReport:
@@ -133,8 +139,9 @@ def verify_store(path: str | os.PathLike[str]) -> IntegrityReport:
         What was found; `.ok` says whether all is well.
 
     Raises:
+        TypeError: If `path` is no path.
         FileNotFoundError: If there is no such folder, or no tiled run in it.
-        DamagedRunError: If the run's header was changed, so that nothing else can be judged.
+        DamagedRunError: If the run's header was changed or is lost, so that nothing else can be judged.
 
     Examples:
         >>> import tempfile, warnings, jax.numpy as jnp, numpy as np
@@ -149,16 +156,14 @@ def verify_store(path: str | os.PathLike[str]) -> IntegrityReport:
         >>> verify_store(folder).ok
         True
     """
-    path = Path(path)
-    if not path.is_dir():
-        raise FileNotFoundError(f"{path} is no folder; give the output_dir of a run by run_tiled")
+    path = check_folder(path, "path", "the output_dir of a run by run_tiled")
     found = inspect_store(path)
     header = found.header
     return IntegrityReport(
         path=path,
         run_id=header["run_id"],
         tiles=count_tiles(header),
-        committed=len(found.records.keys() - found.damaged_tiles),
+        committed=len(found.records),
         finished=found.finished,
         bytes_checked=found.bytes_checked,
         problems=found.problems,
