@@ -278,6 +278,32 @@ def edit_header(folder, change):
     path.write_text(json.dumps(sealed(header)))
 
 
+def test_settings_that_change_numbers_are_refused_by_name(tmp_path):
+    """As part of the program; those that do not change this one are no matter."""
+
+    def fn(x):
+        return {"y": jnp.outer(x, x) @ x}
+
+    stopped(tmp_path, fn=fn)
+    with jax.default_matmul_precision("highest"), pytest.raises(ValueError, match="the program of a tile") as caught:
+        run(tmp_path, Rows(), fn=fn)
+    assert "(jax_default_matmul_precision was None, and is highest)" in str(caught.value)
+    with jax.default_prng_impl("rbg"):
+        assert run(tmp_path, Rows(), fn=fn).tiles_done == 3
+
+
+def test_what_compiles_and_runs_the_program_is_told_if_it_differs(tmp_path, monkeypatch):
+    stopped(tmp_path)
+    edit_header(tmp_path, lambda header: header["computes"].update(jaxlib="0.1", device="abacus"))
+    monkeypatch.setenv("XLA_FLAGS", "--xla_dump_to=here")
+    with pytest.warns(UserWarning, match="and goes on with") as caught:
+        assert run(tmp_path, Rows()).tiles_done == 3
+    told = "\n".join(str(warning.message) for warning in caught)
+    for what in ("jaxlib 0.1", "the device abacus"):
+        assert f"begun with {what}, and goes on with" in told
+    assert "goes on with --xla_dump_to=here: the program is the same, but the last bits" in told
+
+
 def test_another_jax_warns_and_refuses_only_another_program(tmp_path):
     stopped(tmp_path)
     edit_header(tmp_path, lambda header: header["computes"].update(jax="0.1"))

@@ -1,6 +1,8 @@
 """What a run computes, so that a resumed run notices if it is something else."""
 
 import hashlib
+import importlib.metadata
+import os
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,6 +19,18 @@ _PARTS = {
     "index_map_sha256": "the index_map of the outermost axis, which says which elements are equal",
     "reducer_sha256": "merge or finalize of the Reducer at the edge of the outermost axis",
 }
+
+_SETTINGS = (
+    "jax_enable_x64",
+    "jax_default_matmul_precision",
+    "jax_default_prng_impl",
+    "jax_threefry_partitionable",
+    "jax_numpy_dtype_promotion",
+)
+"""Settings that change numbers. Each does so by changing the program, so they only explain why that differs."""
+
+_AROUND = {"jax": "jax", "jaxlib": "jaxlib", "backend": "the backend", "device": "the device", "xla_flags": "XLA_FLAGS"}
+"""What is not in the program of a tile, and may change the last bits of what it computes."""
 
 
 def fingerprint(
@@ -42,8 +56,12 @@ def fingerprint(
         "reducer_sha256": None if work.reducer is None else _reducer_digest(work.reducer, state["reduced"]),
         "host_functions": list(hosts),
         "inputs": [source.describe() for source in sources],
+        "settings": {name: getattr(jax.config, name, None) for name in _SETTINGS},
         "jax": jax.__version__,
+        "jaxlib": importlib.metadata.version("jaxlib"),
         "backend": jax.default_backend(),
+        "device": jax.devices()[0].device_kind,
+        "xla_flags": os.environ.get("XLA_FLAGS", ""),
     }
 
 
@@ -64,12 +82,14 @@ def refuse_changes(folder: Any, kept: Mapping[str, Any], now: Mapping[str, Any])
         ValueError: It says what differs.
 
     Warns:
-        UserWarning: If jax has another version or backend, and the program is the same.
+        UserWarning: If the program is the same, and what compiles or runs it is not.
     """
     changes = []
     if kept["program_sha256"] != now["program_sha256"]:
-        versions = f" (jax was {kept['jax']}, and is {now['jax']})" if kept["jax"] != now["jax"] else ""
-        changes.append(f"the program of a tile: fn, its axes or the shapes of its inputs{versions}")
+        before, after = ({"jax": of["jax"], **of.get("settings", {})} for of in (kept, now))
+        others = [f"{name} was {it}, and is {after.get(name)}" for name, it in before.items() if it != after.get(name)]
+        reasons = f" ({', '.join(others)})" if others else ""
+        changes.append(f"the program of a tile: fn, its axes or the shapes of its inputs{reasons}")
     if kept["arrays_sha256"] != now["arrays_sha256"]:
         changes.append(
             "the values of arrays that fn holds or closes over, of inputs without the outermost axis, or of key"
@@ -89,11 +109,11 @@ def refuse_changes(folder: Any, kept: Mapping[str, Any], now: Mapping[str, Any])
             f"{folder} holds a run of something else. What differs: {'; '.join(changes)}. Resume it with what it was "
             "started with, or choose another output_dir for a new run"
         )
-    for name in ("jax", "backend"):
-        if kept[name] != now[name]:
+    for name, what in _AROUND.items():
+        if kept.get(name, now[name]) != now[name]:
             warnings.warn(
-                f"{folder} was begun with {name} {kept[name]}, and goes on with {now[name]}: the program is the same, "
-                "but the last bits of its results may differ",
+                f"{folder} was begun with {what} {kept[name] or 'unset'}, and goes on with {now[name] or 'unset'}: the "
+                "program is the same, but the last bits of its results may differ",
                 UserWarning,
                 stacklevel=4,
             )
