@@ -1,15 +1,25 @@
 """A host function that raises: the original where xtrax makes the call, its text where the user's program does."""
 
 import copy
+import logging
 import pickle
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from xtrax.stages import AxisBoundary, ExecutorError, HostSink, HostTap, execute_map_axis, execute_scan_axis
+from xtrax.stages import (
+    AxisBoundary,
+    ExecutorError,
+    HostSink,
+    HostTap,
+    execute_map_axis,
+    execute_scan_axis,
+    io_callback,
+)
 from xtrax.stages._host_record import run_watched
 from xtrax.tiling import DedupSpec, SafeMap, Vmap
 
@@ -138,6 +148,62 @@ def test_called_directly_jax_s_error_names_the_lane():
 
     with pytest.raises(jax.errors.JaxRuntimeError, match=r"DiskFull: no space for 2.*HostTap.*lane 2"):
         call()
+
+
+@RUNS
+@pytest.mark.parametrize("ordered", [True, False])
+def test_what_is_raised_is_not_logged_by_jax_too(run, ordered, caplog):
+    logger = logging.getLogger("jax._src.callback")
+    before = list(logger.filters)
+    with pytest.raises(DiskFull):
+        run(AxisBoundary(sink=HostSink(Failing(at=9), ordered=ordered, batched=False)))
+    assert caplog.text == ""
+    assert logger.filters == before
+
+
+def waited_for(call):
+    jax.block_until_ready(call())
+    jax.effects_barrier()
+
+
+def test_what_is_not_xtrax_s_is_logged_by_jax_as_ever(caplog):
+    tap = HostTap(Failing(at=2), batched=False)
+
+    def fail(value):
+        raise DiskFull("a callback of the user's")
+
+    def mapped(x):
+        io_callback(fail, None, x)
+        return x
+
+    seen = AxisBoundary(sink=HostSink(lambda values, index: None))
+    for call, text in (
+        (lambda: jax.jit(tap)(2), "DiskFull: no space for 2"),  # xtrax does not make the outermost call
+        (lambda: execute_map_axis(mapped, jnp.arange(3), Vmap(), seen), "DiskFull: a callback of the user's"),
+    ):
+        caplog.clear()
+        with pytest.raises(jax.errors.JaxRuntimeError):
+            waited_for(call)
+        assert "jax.io_callback failed" in caplog.text
+        assert text in caplog.text
+
+
+def test_runs_in_several_threads_each_keep_their_own_out_of_the_log(caplog):
+    logger = logging.getLogger("jax._src.callback")
+    before, together = list(logger.filters), threading.Barrier(4, timeout=30)
+
+    def fail(values, index):
+        raise DiskFull("no space")
+
+    def attempt(number):
+        together.wait()
+        with pytest.raises(DiskFull):
+            run_vmap(AxisBoundary(sink=HostSink(fail)))
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(attempt, range(4)))
+    assert caplog.text == ""
+    assert logger.filters == before
 
 
 def test_an_exception_of_the_mapped_function_is_not_taken_for_one_of_the_host():

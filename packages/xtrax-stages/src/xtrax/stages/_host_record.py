@@ -1,5 +1,6 @@
 """What the calls of a host function did, and what it raised."""
 
+import logging
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
@@ -9,9 +10,13 @@ import jax
 import jax.core
 import jax.numpy as jnp
 
+from xtrax.stages._callback import io_callback
 from xtrax.stages._errors import ExecutorError
 
 _T = TypeVar("_T")
+
+_jax_log = logging.getLogger(io_callback.__module__)
+_changing_filters = threading.Lock()
 
 
 class HostRun:
@@ -24,7 +29,15 @@ class HostRun:
 
 
 class HostCallError(RuntimeError):
-    """A host function raised, in a call that the user's own program makes; the text says what and where."""
+    """What JAX is told when a host function raised; the text says what and where.
+
+    Attributes:
+        run: The call of xtrax that will raise the exception itself; None in the user's own program.
+    """
+
+    def __init__(self, text: str, run: HostRun | None = None) -> None:
+        super().__init__(text)
+        self.run = run
 
 
 class HostRecord:
@@ -53,7 +66,7 @@ class HostRecord:
         with self._lock:
             run = self.run
             if run is not None and run.failure is not None:
-                raise HostCallError("not called, because a host function of this run has raised")
+                raise HostCallError("not called, because a host function of this run has raised", run)
             try:
                 hand_over(report)
             except BaseException as error:  # what stops the run is raised again, where the run was started
@@ -62,7 +75,7 @@ class HostRecord:
                 if run is not None and run.failure is None:
                     run.failure = error
                 # JAX passes on the text of what is raised here, and neither its notes nor its cause.
-                raise HostCallError(f"{type(error).__name__}: {error} ({note})") from error
+                raise HostCallError(f"{type(error).__name__}: {error} ({note})", run) from error
             if run is not None:
                 run.fired[id(self)] = run.fired.get(id(self), 0) + rows
 
@@ -84,7 +97,7 @@ def run_watched(
         ExecutorError: If a host function took fewer or more rows than expected, or is in use by another thread.
         BaseException: Whatever a host function raised, with a note of the axis and element.
     """
-    with _watch(records) as (run, watched):
+    with _watch(records) as (run, watched), _unlogged(run):
         try:
             result = jax.block_until_ready(call())
             jax.effects_barrier()
@@ -124,6 +137,24 @@ def _watch(records: Sequence[HostRecord]) -> Generator[tuple[HostRun, list[HostR
     finally:
         for record in mine:
             record.run = None
+
+
+@contextmanager
+def _unlogged(run: HostRun) -> Generator[None]:
+    """Keep JAX from logging, with its traceback, what this run raises itself; all else is logged."""
+
+    def is_logged(record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        return not (isinstance(error, HostCallError) and error.run is run)
+
+    # The list is replaced, not changed: other threads may be going through it.
+    with _changing_filters:
+        _jax_log.filters = [*_jax_log.filters, is_logged]
+    try:
+        yield
+    finally:
+        with _changing_filters:
+            _jax_log.filters = [each for each in _jax_log.filters if each is not is_logged]
 
 
 def _settle() -> None:
