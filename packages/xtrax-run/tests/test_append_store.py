@@ -230,6 +230,9 @@ def test_layouts_do_not_mix(tmp_path):
     fresh(tmp_path / "appended").close()
     with pytest.raises(ValueError, match="layout 'appended-1'"):
         ZarrStagingSink(tmp_path / "appended", run_id="one")
+    (tmp_path / "appended" / "zarr.json").unlink()
+    with pytest.raises(ValueError, match=r"tiled run that has lost its zarr\.json"):
+        ZarrStagingSink(tmp_path / "appended", run_id="one")
     with ZarrStagingSink(tmp_path / "keyed", run_id="one") as sink:
         sink.stage(("a",), x=np.zeros(3))
     with pytest.raises(ValueError, match="not a tiled run"):

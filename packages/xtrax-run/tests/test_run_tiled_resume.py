@@ -561,18 +561,67 @@ def test_a_full_disk(tmp_path):
         subprocess.run(["umount", "-l", small], check=True)
 
 
-@pytest.mark.parametrize("exists", [True, False])
-def test_a_read_only_folder(exists, tmp_path, as_nobody):
+@pytest.fixture
+def read_only(tmp_path, as_nobody):
+    """Runs something as a user who may read everything below a folder, and write nothing."""
+
+    def call(work):
+        for parent in (tmp_path, *tmp_path.parents[:2]):
+            os.chmod(parent, 0o755)
+        modes = {path: path.stat().st_mode for path in [tmp_path, *tmp_path.rglob("*")]}
+        for path in modes:
+            os.chmod(path, 0o555 if path.is_dir() else 0o444)
+        try:
+            with as_nobody():
+                return work()
+        finally:
+            for path, mode in modes.items():
+                os.chmod(path, mode)
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("exists", "safe"), [(True, "2 of 5 tiles are committed and safe"), (False, "Nothing is committed there")]
+)
+def test_a_read_only_folder(exists, safe, tmp_path, read_only):
     folder = tmp_path / "out"
     if exists:
         stopped(folder)
-    for parent in (tmp_path, *tmp_path.parents[:2]):
-        os.chmod(parent, 0o755)
-    os.chmod(folder if exists else tmp_path, 0o555)
-    with as_nobody(), pytest.raises(SinkError, match="Permission denied"):
-        run(folder, Rows())
-    os.chmod(folder if exists else tmp_path, 0o755)
+    with pytest.raises(SinkError, match=f"Permission denied.*{safe}; remove the cause") as caught:
+        read_only(lambda: run(folder, Rows()))
+    assert caught.value.saved == (((0,), (1,)) if exists else ())
     assert run(folder, Rows()).tiles_skipped == (2 if exists else 0)
+
+
+@pytest.mark.parametrize("kind", kinds())
+def test_a_finished_run_on_a_read_only_disk_needs_nothing(kind, tmp_path, read_only):
+    folder = tmp_path / "out"
+    run(folder, Rows(), kind)
+    before = files_of(folder)
+    report = read_only(lambda: run(folder, Rows(), kind))
+    assert (report.tiles_skipped, report.tiles_done, report.output_dir) == (5, 0, folder)
+    with pytest.raises(ValueError, match="What differs: the program of a tile"):
+        read_only(lambda: run(folder, Rows(), kind, fn=lambda x: {"y": 3 * x, "s": x.sum()}))
+    assert files_of(folder) == before
+
+
+def test_a_damaged_run_on_a_read_only_disk_is_not_taken_for_whole(tmp_path, read_only):
+    folder = tmp_path / "out"
+    run(folder, Rows())
+    damage(folder, "deleted")
+    with pytest.raises(SinkError, match=r"Permission denied.*5 of 5 tiles are committed") as caught:
+        read_only(lambda: run(folder, Rows()))
+    assert "tile 1: " in caught.value.__notes__[0]
+    assert run(folder, Rows()).tiles_done == 1
+
+
+def test_a_file_in_the_place_of_the_folder(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    for folder in (tmp_path / "file", tmp_path / "file" / "out"):
+        with pytest.raises(SinkError, match=r"It is a file, not a folder: '.*/file'\. Nothing is committed there"):
+            run(folder, Rows())
+    assert (tmp_path / "file").read_text() == "mine"
 
 
 def test_a_resumed_run_from_another_folder(tmp_path, monkeypatch):

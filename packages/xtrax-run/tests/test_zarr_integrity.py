@@ -17,14 +17,22 @@ from hypothesis.extra import numpy as hnp
 from zarr import codecs
 
 from xtrax.run import (
+    SinkSpec,
     ZarrStagingSink,
     canonical_json_bytes,
+    collect_provenance,
     fsync_directory,
     fsync_file,
     fsync_tree,
+    make_sink,
     normalize_json_value,
+    open_results,
+    read_jsonl,
+    read_jsonl_provenance,
     update_array_digest,
     update_zarr_node_digest,
+    verify_store,
+    write_json_atomic,
     zarr_content_digest,
 )
 from xtrax.run import zarr_integrity as module
@@ -310,6 +318,23 @@ def test_fsync_of_the_wrong_kind_or_of_nothing(tmp_path):
     for function in (fsync_file, fsync_directory, fsync_tree):
         with pytest.raises(OSError, match="missing"):
             function(tmp_path / "missing")
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        fsync_file, fsync_directory, fsync_tree, zarr_content_digest, verify_store, open_results, read_jsonl,
+        read_jsonl_provenance, collect_provenance, lambda path: write_json_atomic(path, {}),
+        lambda path: make_sink(SinkSpec(output_dir=path)),
+    ],
+)  # fmt: skip
+def test_what_is_no_path(function):
+    for value in (3, b"bytes", 2.5):
+        with pytest.raises(TypeError, match=rf"(path|folder|output_dir) must be a (text )?path.* not .*{value!r}"):
+            function(value)
+    for value in ("", "a\0b"):
+        with pytest.raises(ValueError, match="it must name"):
+            function(value)
 
 
 def test_a_foreign_file_in_a_store_is_reported_by_zarr_and_not_counted(reference, tmp_path):

@@ -12,9 +12,10 @@ zarr.json             the root group; its attributes are the run's provenance
 import contextlib
 import json
 import logging
+import os
 import shutil
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,12 +24,12 @@ from typing import Any
 import numpy as np
 
 from xtrax.run._array_folders import find_foreign, remove_array
-from xtrax.run._commit_log import CommitLog, sealed
+from xtrax.run._commit_log import CommitLog, read_log, sealed
 from xtrax.run._errors import SinkError
 from xtrax.run._fsync import fsync_directory, make_folder
 from xtrax.run._inspect import Inspection, inspect_store
 from xtrax.run._json import write_json_atomic
-from xtrax.run._lock import FolderLock
+from xtrax.run._lock import FolderLock, NoLock
 from xtrax.run._names import HIDDEN
 from xtrax.run._remains import refuse_remains
 from xtrax.run._run_files import (
@@ -42,14 +43,15 @@ from xtrax.run._run_files import (
     digest_of_file,
     group_folders,
     group_metadata,
+    is_group,
     layout_of,
     metadata_of,
     put_json,
     read_header,
-    read_metadata,
     run_root,
 )
 from xtrax.run._shards import PARTIAL, ArraySpec, array_metadata, encode, flush, state_folder, write_tile, write_whole
+from xtrax.run._store_errors import as_sink_error
 
 _GROW_SECONDS = 1.0
 _OTHERS = ("results.jsonl", "results.h5")
@@ -99,7 +101,7 @@ class AppendStore:
     """
 
     def __init__(self, folder: Path):
-        """Make the folder if it is missing, and lock it.
+        """Make the folder if it is missing, and lock it. A finished run is opened also where no lock can be made.
 
         Raises:
             ValueError: If it holds output of another layout or format.
@@ -117,14 +119,23 @@ class AppendStore:
         self._tiles = ThreadPoolExecutor(2, thread_name_prefix="xtrax-tile")
         self._files = ThreadPoolExecutor(4, thread_name_prefix="xtrax-file")
         self._log = CommitLog(self.folder / HIDDEN / COMMITS)
-        with self._failing("cannot be opened for writing"):
-            make_folder(self.folder)
-            self._lock = FolderLock(self.folder)
+        self._lock = self._take_lock()
         try:
             with self._failing("cannot be read"):
                 self.header = self._load()
         except BaseException:
             self._lock.release()
+            raise
+
+    def _take_lock(self) -> FolderLock | NoLock:
+        try:
+            with self._failing("cannot be opened for writing"):
+                make_folder(self.folder)
+                return FolderLock(self.folder)
+        except SinkError as error:
+            # Unless a live writer has it, a finished run can be read without; `recover` sees whether it is whole.
+            if error.__cause__ is not None and self.finalized:
+                return NoLock(error)
             raise
 
     def _load(self) -> dict[str, Any] | None:
@@ -212,7 +223,7 @@ class AppendStore:
         folder, groups = spec.folder(self.folder), group_folders(self.folder, spec.name)
         for group in groups:
             group.mkdir(exist_ok=True)
-            if not _says(group, group_metadata({})):
+            if not is_group(group):
                 put_json(group, group_metadata({}))
         folder.mkdir(exist_ok=True)
         if spec.tile_rows is not None and not (folder / "zarr.json").exists():
@@ -237,17 +248,25 @@ class AppendStore:
         assert self.header is not None
         with self._failing("cannot be recovered"):
             self._use([ArraySpec.from_json(value) for value in self.header["arrays"]])
-            for folder in (self.folder / HIDDEN, state_folder(self.folder), *self._array_folders()):
-                for partial in folder.glob(f"*{PARTIAL}"):
-                    partial.unlink()
-            state_folder(self.folder).mkdir(exist_ok=True)
+            if self._lock.held():
+                self._clean()
             if self._log.path.exists():
-                log = self._log.load()
+                log = read_log(self._log.path)
                 self.begun = bool(log.records or log.damaged)
             self.begun = self.begun or self.finalized
             found = inspect_store(self.folder)
             self.committed = {tile: record for tile, record in found.records.items() if tile not in found.damaged_tiles}
+            if found.problems or not found.finished:
+                self._lock.check(*found.problems)  # there is something to be written
         return found
+
+    def _clean(self) -> None:
+        for folder in (self.folder / HIDDEN, state_folder(self.folder), *self._array_folders()):
+            for partial in folder.glob(f"*{PARTIAL}"):
+                partial.unlink()
+        state_folder(self.folder).mkdir(exist_ok=True)
+        if self._log.path.exists():
+            self._log.load()
 
     def repair(self, found: Inspection) -> None:
         """Give up what `recover` found to be damaged, so that it is computed again."""
@@ -342,7 +361,7 @@ class AppendStore:
     @property
     def finalized(self) -> bool:
         """Whether the manifest is there."""
-        return (self.folder / HIDDEN / MANIFEST).exists()
+        return os.path.exists(self.folder / HIDDEN / MANIFEST)  # False also where it may not be read
 
     def finalize(self, finals: Mapping[str, np.ndarray]) -> None:
         """Write what is known only at the end, then the manifest. It may be called again after a kill in it.
@@ -395,25 +414,5 @@ class AppendStore:
                 path.unlink()
                 fsync_directory(path.parent)
 
-    @contextlib.contextmanager
-    def _failing(self, what: str) -> Generator[None]:
-        try:
-            yield
-        except SinkError:
-            raise
-        except OSError as error:
-            safe = len(self.committed)
-            raise SinkError(
-                f"{self.folder} {what}: {error}. {safe} of {self.tiles or '?'} tiles are committed and safe; remove "
-                "the cause and run again with the same run_id to go on from there",
-                path=self.folder,
-                saved=[(tile,) for tile in sorted(self.committed)],
-            ) from error
-
-
-def _says(folder: Path, metadata: Mapping[str, Any]) -> bool:
-    """Whether a folder's `zarr.json` says just that."""
-    try:
-        return read_metadata(folder) == metadata
-    except (FileNotFoundError, ValueError):
-        return False
+    def _failing(self, what: str) -> contextlib.AbstractContextManager[None]:
+        return as_sink_error(self.folder, what, lambda: (self.committed, self.tiles))

@@ -1,7 +1,10 @@
 """Make files and folders durable, not only visible."""
 
+import errno
 import os
 from pathlib import Path
+
+from xtrax.run._checks import check_path
 
 
 def fsync_file(path: str | os.PathLike[str]) -> None:
@@ -13,6 +16,7 @@ def fsync_file(path: str | os.PathLike[str]) -> None:
         path: A regular file.
 
     Raises:
+        TypeError: If `path` is no path.
         IsADirectoryError: If it is a folder.
         OSError: If it cannot be opened or flushed.
 
@@ -22,8 +26,9 @@ def fsync_file(path: str | os.PathLike[str]) -> None:
         >>> _ = path.write_bytes(b"abc")
         >>> fsync_file(path)
     """
-    if os.path.isdir(path):
-        raise IsADirectoryError(f"{os.fspath(path)} is a folder; use fsync_directory or fsync_tree")
+    path = check_path(path, what="a file")
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a folder; use fsync_directory or fsync_tree")
     _fsync(path, os.O_RDONLY)
 
 
@@ -34,6 +39,7 @@ def fsync_directory(path: str | os.PathLike[str]) -> None:
         path: A folder.
 
     Raises:
+        TypeError: If `path` is no path.
         NotADirectoryError: If it is not a folder.
         OSError: If it cannot be opened or flushed.
 
@@ -41,7 +47,7 @@ def fsync_directory(path: str | os.PathLike[str]) -> None:
         >>> import tempfile
         >>> fsync_directory(tempfile.mkdtemp())
     """
-    _fsync(path, os.O_RDONLY | os.O_DIRECTORY)
+    _fsync(check_path(path, what="a folder"), os.O_RDONLY | os.O_DIRECTORY)
 
 
 def fsync_tree(path: str | os.PathLike[str]) -> None:
@@ -53,6 +59,7 @@ def fsync_tree(path: str | os.PathLike[str]) -> None:
         path: A folder.
 
     Raises:
+        TypeError: If `path` is no path.
         NotADirectoryError: If it is not a folder.
         OSError: If anything below it cannot be flushed.
 
@@ -67,8 +74,9 @@ def fsync_tree(path: str | os.PathLike[str]) -> None:
     def fail(error: OSError) -> None:
         raise error
 
-    if not os.path.isdir(path):
-        raise NotADirectoryError(f"{os.fspath(path)} is not a folder; fsync_tree flushes a folder and all below it")
+    path = check_path(path, what="a folder")
+    if not path.is_dir():
+        raise NotADirectoryError(f"{path} is not a folder; fsync_tree flushes a folder and all below it")
     for folder, _, files in os.walk(path, topdown=False, onerror=fail):
         for name in files:
             file = Path(folder, name)
@@ -78,7 +86,15 @@ def fsync_tree(path: str | os.PathLike[str]) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder and its parents, durably."""
+    """Make a folder and its parents, durably.
+
+    Raises:
+        NotADirectoryError: If it, or one of its parents, is a file.
+        OSError: If it cannot be made.
+    """
+    for path in (folder, *folder.parents):
+        if path.exists() and not path.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, "It is a file, not a folder", str(path))
     new = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     for path in new:

@@ -4,8 +4,9 @@ import contextlib
 import json
 import os
 import tempfile
-from pathlib import Path
 from typing import Any
+
+from xtrax.run._checks import check_path
 
 
 def write_json_atomic(path: str | os.PathLike[str], value: Any) -> None:
@@ -19,7 +20,7 @@ def write_json_atomic(path: str | os.PathLike[str], value: Any) -> None:
         value: What to write: dicts with string keys, lists, strings, booleans, None, and finite numbers.
 
     Raises:
-        TypeError: If a value cannot be written as JSON.
+        TypeError: If `path` is no path, or a value cannot be written as JSON.
         ValueError: If a float is not finite (JSON has no NaN).
         OSError: If the folder is missing or cannot be written, or the disk is full. Nothing half-written is left.
 
@@ -30,7 +31,7 @@ def write_json_atomic(path: str | os.PathLike[str], value: Any) -> None:
         >>> path.read_text()
         '{\\n  "status": "running"\\n}\\n'
     """
-    path = Path(path)
+    path = check_path(path, what="a file")
     text = json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     try:

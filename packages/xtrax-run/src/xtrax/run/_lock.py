@@ -73,7 +73,7 @@ class FolderLock:
                 path=self.folder,
             ) from error
 
-    def check(self) -> None:
+    def check(self, *_: object) -> None:
         """Raise `FileNotFoundError` unless the folder is still the one that was locked, by this process."""
         if self._handle is None:
             raise FileNotFoundError(
@@ -99,6 +99,27 @@ class FolderLock:
         if self._handle is not None:
             self._handle = None
             self._closer()
+
+
+class NoLock:
+    """In the place of a lock that a disk refuses: it lets a finished run be read, and nothing be written."""
+
+    def __init__(self, refused: SinkError):
+        """Keep what taking the lock has raised."""
+        self._refused = refused
+
+    def check(self, *reasons: object) -> None:
+        """Raise it, with notes of why something has to be written."""
+        for reason in reasons:
+            self._refused.add_note(f"To be written anew: {reason}")
+        raise self._refused
+
+    def held(self) -> bool:
+        """No."""
+        return False
+
+    def release(self) -> None:
+        """Nothing is held."""
 
 
 def _same_file(handle: int, path: Path) -> bool:

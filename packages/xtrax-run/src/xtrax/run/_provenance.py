@@ -8,6 +8,8 @@ import subprocess
 import warnings
 from typing import Any
 
+from xtrax.run._checks import check_path
+
 # Named here because a distribution's name cannot be told from its import name alone.
 _DISTRIBUTIONS = (
     "xtrax",
@@ -37,6 +39,9 @@ def collect_provenance(folder: str | os.PathLike[str] = ".") -> dict[str, Any]:
         files were changed; each `"unknown"` outside a repository), `versions` (of the installed xtrax layers, jax and
         jaxlib), `python`, `platform`, `device_kind` and `device_count`.
 
+    Raises:
+        TypeError: If `folder` is no path.
+
     Warns:
         UserWarning: Once a call, if git is missing or `folder` is in no repository with a commit.
 
@@ -52,7 +57,7 @@ def collect_provenance(folder: str | os.PathLike[str] = ".") -> dict[str, Any]:
     """
     import jax  # here, so that importing xtrax.run stays quick
 
-    git, problem = _git(folder)
+    git, problem = _git(check_path(folder, "folder", "a folder of the code"))
     if problem:
         warnings.warn(f"the code's git commit is recorded as unknown: {problem}", stacklevel=2)
     return {

@@ -7,7 +7,7 @@ from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Any
 
-from xtrax.run._commit_log import is_sealed, write_file
+from xtrax.run._commit_log import is_sealed, read_log, write_file
 from xtrax.run._names import HIDDEN
 from xtrax.run._shards import PARTIAL
 
@@ -59,6 +59,21 @@ def read_sealed(path: Path) -> dict[str, Any] | None:
     return value
 
 
+def read_committed(folder: Path) -> tuple[list[int], int] | None:
+    """The tiles that a run's log says are committed, and how many there are in all; None if there is no run.
+
+    Raises:
+        OSError: If the files of the run cannot be read.
+        DamagedRunError: If they are not what was written.
+    """
+    header = read_header(folder)
+    if header is None:
+        return None
+    tiles = count_tiles(header)
+    records = read_log(folder / HIDDEN / COMMITS).records
+    return sorted({record["tile"] for record in records if 0 <= record["tile"] < tiles}), tiles
+
+
 def put_json(folder: Path, metadata: Mapping[str, Any]) -> None:
     """Replace a folder's `zarr.json`; durable once the folder is flushed."""
     temporary = folder / f"zarr.json{PARTIAL}"
@@ -75,6 +90,14 @@ def group_folders(root: Path, name: str) -> list[Path]:
     """The groups in which an array of a name with `/` lies, the outermost first."""
     parts = name.split("/")
     return [root.joinpath(*parts[:i]) for i in range(1, len(parts))]
+
+
+def is_group(folder: Path) -> bool:
+    """Whether a folder's `zarr.json` says that it is a group, and nothing else."""
+    try:
+        return read_metadata(folder) == group_metadata({})
+    except (FileNotFoundError, ValueError):
+        return False
 
 
 def run_root(run_id: str, provenance: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from zarr.storage import LocalStore
 
 from xtrax.run._fsync import fsync_directory, fsync_tree
 from xtrax.run._names import HIDDEN
+from xtrax.run._run_files import HEADER
 from xtrax.run._staging import Entry, Names
 from xtrax.run._values import NUMERIC
 
@@ -43,6 +44,10 @@ class KeyedZarrWriter:
         self._restore()
         root = self._folder / "zarr.json"
         if not root.exists():
+            if (self._hidden / HEADER).exists():
+                raise ValueError(
+                    f"{self._folder} holds a tiled run that has lost its zarr.json; choose another output_dir"
+                )
             return None
         metadata = json.loads(root.read_bytes())
         if metadata.get("node_type") != "group":

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal
 import jax.numpy as jnp
 import numpy as np
 
+from xtrax.run._checks import check_path
 from xtrax.run._errors import Key
 from xtrax.run._fsync import fsync_directory
 from xtrax.run._names import HIDDEN, key_path
@@ -156,6 +157,7 @@ def read_jsonl(path: str | os.PathLike[str]) -> list[Record]:
         RuntimeWarning: If the last line is torn (its writer was stopped); it is left out.
 
     Raises:
+        TypeError: If `path` is no path.
         FileNotFoundError: If there is no such file.
         ValueError: If the file is of another kind or version, or a line is damaged; the message names it.
     """
@@ -182,6 +184,7 @@ def read_jsonl_provenance(path: str | os.PathLike[str]) -> dict[str, Any]:
         path: The file, or the sink's `output_dir`.
 
     Raises:
+        TypeError: If `path` is no path.
         FileNotFoundError: If there is no such file.
         ValueError: If the file is of another kind or version.
     """
@@ -198,7 +201,7 @@ def read_jsonl_provenance(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def _file(path: str | os.PathLike[str]) -> Path:
-    path = Path(path)
+    path = check_path(path, what="a results file, or the folder of one")
     return path / _FILE if path.is_dir() else path
 
 
