@@ -314,9 +314,23 @@ def test_values_and_masks_of_the_wrong_kind_are_refused(kind):
     effect = kind(lambda values, index: None)
     with pytest.raises(TypeError, match=rf"{kind.__name__}: value\['name'\] must be an array; found str"):
         effect({"name": "batch"})
-    for where in (1, 1.0, np.zeros(3, bool), jnp.int32(1)):
-        with pytest.raises(TypeError, match=f"{kind.__name__}: where must be a bool scalar or None; found"):
-            effect(jnp.float32(1), where=where)
+    with pytest.raises(TypeError, match=f"{kind.__name__}: value must be an array; found str"):
+        effect("bool")
+    with pytest.raises(
+        OverflowError, match=rf"{kind.__name__}: value\['n'\] must be an array; found {2**40}, which is"
+    ):
+        effect({"n": 2**40})
+    found = {
+        "int32": (1, jnp.int32(1)), "float32": (1.0,), r"bool\[3\]": (np.zeros(3, bool),), r"bool\[1\]": ([True],),
+        r"'a' \(str\)": ("a",), r"'bool' \(str\)": ("bool",), "<class 'bool'>": (bool,), str(2**40): (2**40,),
+        r"\{'mask': True\} \(dict\)": ({"mask": True},), "key<fry>": (jax.random.key(0),),
+        r"array\('a', .* \(ndarray\)": (np.array("a"),),
+    }  # fmt: skip
+    for what, wheres in found.items():
+        for where in wheres:
+            message = f"{kind.__name__}: where must be a bool scalar or None; found {what}"
+            with pytest.raises(TypeError, match=message):
+                effect(jnp.float32(1), where=where)
     with pytest.raises(TypeError, match="where must be a bool scalar"):
         jax.jit(lambda mask: effect(jnp.float32(1), where=mask))(jnp.zeros(2, bool))
 

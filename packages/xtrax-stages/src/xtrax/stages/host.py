@@ -161,25 +161,39 @@ def _check(effect: HostTap | HostSink) -> None:
 def _arrays(kind: str, value: Any) -> Any:
     def array(path: Any, leaf: Any) -> jax.Array:
         try:
-            return jnp.asarray(leaf)
-        except TypeError as error:
-            raise TypeError(
-                f"{kind}: value{jax.tree_util.keystr(path)} must be an array; found {type(leaf).__name__}. Close over "
-                "what is not an array in the host function."
+            return _as_array(leaf)
+        except (TypeError, OverflowError) as error:
+            found = f"{leaf}, which is too large" if isinstance(error, OverflowError) else type(leaf).__name__
+            raise type(error)(
+                f"{kind}: value{jax.tree_util.keystr(path)} must be an array; found {found}. Close over what is not an "
+                "array in the host function."
             ) from error
 
     return jax.tree_util.tree_map_with_path(array, value)
 
 
+def _as_array(value: Any) -> jax.Array:
+    if isinstance(value, str | bytes | type):  # JAX would take the name of a dtype, such as "bool", for a value
+        raise TypeError(f"{value!r} is no array")
+    return jnp.asarray(value)
+
+
 def _fire(effect: HostTap | HostSink, value: Any, where: Any) -> jax.Array:
     """Call the host with one element, numbered by the lanes of the vmaps around the call alone."""
-    kind = type(effect).__name__
     if where is not None:
-        shape, dtype = jnp.shape(where), jnp.result_type(where)
-        if shape != () or dtype != jnp.bool_:
-            raise TypeError(
-                f"{kind}: where must be a bool scalar or None; found {dtype}{list(shape)}. Inside jax.vmap "
-                "it is one bool for each lane; to mask parts of a value, do so in the host function."
-            )
-        where = jnp.asarray(where)[None]
+        where = _bool_scalar(type(effect).__name__, where)[None]
     return fire_lanes(effect, jax.tree.map(lambda leaf: leaf[None], value), jnp.zeros((1, 0), jnp.int32), where)
+
+
+def _bool_scalar(kind: str, where: Any) -> jax.Array:
+    try:
+        array = _as_array(where)
+        found = f"{array.dtype}{list(array.shape)}"
+    except (TypeError, ValueError, OverflowError):  # no array at all
+        array, found = None, f"{where!r} ({type(where).__name__})"
+    if array is None or array.shape != () or array.dtype != jnp.bool_:
+        raise TypeError(
+            f"{kind}: where must be a bool scalar or None; found {found}. Inside jax.vmap it is one bool for each "
+            "lane; to mask parts of a value, do so in the host function."
+        )
+    return array
