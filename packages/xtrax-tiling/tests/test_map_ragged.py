@@ -417,6 +417,12 @@ def test_the_iterator_holds_the_results_of_one_batch():
         ([{"a": np.ones(2), "b": np.ones(3)}], ValueError, r"items\[0\]\['a'\] has length 2.*\['b'\] has length 3"),
         ([np.ones(2), {"a": np.ones(2)}], ValueError, r"items\[1\] has the structure"),
         ([np.ones(2), np.ones(2, int)], ValueError, r"items\[1\] has dtype int64.*float64"),
+        (
+            [np.arange(2), np.full(3, 2**40)],
+            ValueError,
+            r"items\[1\] is int64 and holds 1099511627776, which int32 cannot",
+        ),
+        ([{"id": np.full(2, 2**32, np.uint64)}], ValueError, r"items\[0\]\['id'\] is uint64 and holds 4294967296"),
         ([np.ones((2, 3)), np.ones((2, 4))], ValueError, r"items\[1\] .* shape \(2, 4\).* \(length, 3\)"),
         ([np.ones(2), np.array(["a"])], TypeError, r"items\[1\] must be a numeric"),
         ([np.ones(2), np.array([None])], TypeError, r"items\[1\] must be a numeric"),

@@ -13,6 +13,7 @@ import numpy as np
 import zarr
 
 from xtrax.run._canonical import canonical_json_bytes
+from xtrax.tiling._host_arrays import refuse_wrapping
 
 _UNSHARED = (np.ndarray, np.memmap, zarr.Array)
 """Of which a slice stays as it is when another one is taken."""
@@ -203,14 +204,7 @@ def is_rounded(where: str, values: Any, computed: Any) -> bool:
     if values.dtype == computed or not values.size:
         return False
     if values.dtype.kind in "iu":
-        fits = np.iinfo(computed)
-        for value in (int(values.min()), int(values.max())):
-            if not fits.min <= value <= fits.max:
-                raise ValueError(
-                    f"{where} is {values.dtype} and holds {value}, which {computed} cannot: without jax_enable_x64 JAX "
-                    "has 32 bits, and would wrap it around. Call jax.config.update('jax_enable_x64', True) first, or "
-                    "pass integers that fit, such as the halves x >> 32 and x & 0xFFFFFFFF as uint32"
-                )
+        refuse_wrapping(where, values, computed)
         return False
     with np.errstate(over="ignore", under="ignore"):
         narrow = values.astype(computed)

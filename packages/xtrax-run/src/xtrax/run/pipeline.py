@@ -49,12 +49,15 @@ def run_tiled(
     resuming, what is committed is read and compared with its digests: a damaged tile is computed again, with a warning
     in the log (`xtrax.run`), and its effects fire again. A run of something else is refused: another function, first
     carry, `index_map` or Reducer, or other inputs. Of these, shapes, dtypes and the digests of the first and the last
-    committed tile are compared; a change between these tiles is noticed with `verify_inputs=True` alone.
+    committed tile are compared; a change between these tiles is noticed with `verify_inputs=True` alone. What a
+    `jax.pure_callback`, `io_callback` or `HostTap` inside `fn` calls is not compared; a constant that it is handed as
+    an operand is. Another jax, jaxlib, device or XLA_FLAGS is told by a warning, and refused if its program differs.
 
     The strategy of the outermost axis:
 
     - `Vmap` is cut anywhere, `SafeMap` by default into whole chunks;
-    - `DedupGather`: a tile computes the distinct elements that occur in it, as many for every tile;
+    - `DedupGather`: a tile computes the distinct elements that occur in it, as many for every tile. The effects of a
+      boundary fire for all elements; an `fn` with side effects of its own is refused;
     - `Scan`: the carry is committed with each tile;
     - with a `Reducer` as its fuse, the state of each tile is committed; the states are merged in the order of the tiles
       and finalized once. With a tap or sink and no other output, there are only commits.
@@ -63,7 +66,8 @@ def run_tiled(
         fn: A function of one element of each input; with `key`, also of the keyword `key`. None stands for the
             elements.
         *inputs: Pytrees of numpy, JAX or Zarr arrays, or of objects with `__len__` and slices. Those with the outermost
-            axis are read tile by tile, the others once.
+            axis are read tile by tile, the others once. Where JAX has 32 bits (without `jax_enable_x64`), integers of
+            64 bits that do not fit are refused when they are read, and floats that lose digits warn once an input.
         plan: How the axes are mapped; or
         specs: the axes, to be planned by `BatchPlanner`.
         axes: For each input, the names of its leading dimensions, as in `execute_plan`.
@@ -90,8 +94,9 @@ def run_tiled(
 
     Raises:
         TypeError: An argument of the wrong kind, or an output that Zarr cannot hold.
-        ValueError: An argument with a wrong value, an outermost axis that cannot be cut, another run in `output_dir`, a
-            run of another function or other inputs (the message says what differs), or no run where one is required.
+        ValueError: An argument with a wrong value, an outermost axis that cannot be cut, an `fn` with side effects on
+            a DedupGather axis, integers that JAX would wrap around, another run in `output_dir`, a run of another
+            function or other inputs (the message says what differs), or no run where one is required.
         FileExistsError: `resume="never"`, and the run has committed tiles.
         DamagedRunError: What the run keeps of itself was changed, or a tile is damaged that only all tiles before it
             could replace.

@@ -50,6 +50,24 @@ def number_array(name: str, leaf: Any, caller: str) -> npt.NDArray[Any]:
     return array
 
 
+def refuse_wrapping(name: str, array: npt.NDArray[Any], dtype: np.dtype[Any]) -> None:
+    """Refuse integers that are other numbers once they are of a narrower dtype, as JAX makes them without 64 bits.
+
+    Raises:
+        ValueError: says which of them `dtype` cannot hold.
+    """
+    if array.dtype == dtype or array.dtype.kind not in "iu" or not array.size:
+        return
+    fits = np.iinfo(dtype)
+    for value in (int(array.min()), int(array.max())):
+        if not fits.min <= value <= fits.max:
+            raise ValueError(
+                f"{name} is {array.dtype} and holds {value}, which {dtype} cannot: without jax_enable_x64 JAX has 32 "
+                "bits, and would wrap it around. Call jax.config.update('jax_enable_x64', True) first, or pass "
+                "integers that fit, such as the halves x >> 32 and x & 0xFFFFFFFF as uint32"
+            )
+
+
 def exact_scalar(name: str, value: Any, dtype: np.dtype[Any]) -> Any:
     """A pad value as a scalar of `dtype`; a float may round, but an integer or bool dtype must hold it exactly.
 

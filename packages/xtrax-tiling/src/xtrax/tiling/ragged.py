@@ -12,7 +12,7 @@ from jax.core import Tracer
 
 from xtrax.tiling._axes import broadcast_prefix
 from xtrax.tiling._check import check_boundaries, check_callable, check_int
-from xtrax.tiling._host_arrays import exact_scalar, number_array
+from xtrax.tiling._host_arrays import exact_scalar, number_array, refuse_wrapping
 from xtrax.tiling._ragged_programs import Element, ElementFn, Program, Programs, programs_of
 
 
@@ -50,9 +50,10 @@ def map_ragged(
         TypeError: an `fn` that cannot be called or holds values that are being traced; items that are no pytrees of
             numeric arrays on the host; boundaries or a batch size that are not integers.
         ValueError: boundaries that are empty or not ascending, a batch size below 1, an item longer than the last
-            boundary, leaves that disagree about the length, items that differ in more than their length, a pad value
-            that a dtype cannot hold, or an output that follows the boundary without having it as an axis, as that of
-            `jnp.diff`, of which the padding could not be told.
+            boundary, leaves that disagree about the length, items that differ in more than their length, integers that
+            JAX would wrap around because it has 32 bits, a pad value that a dtype cannot hold, or an output that
+            follows the boundary without having it as an axis, as that of `jnp.diff`, of which the padding could not be
+            told.
 
     >>> def centred(x, mask):
     ...     return x - x.sum() / mask.sum()
@@ -247,6 +248,10 @@ class _Job:
             self._set_element(item, treedef, arrays)
         else:
             self._check_alike(position, item, treedef, arrays)
+        assert self._element is not None
+        for at, (array, leaf) in enumerate(zip(arrays, self._element[1], strict=True)):
+            if array.dtype != leaf.dtype:
+                refuse_wrapping(_leaf_name(position, item, at), array, np.dtype(leaf.dtype))
         return _Item(position, length, arrays)
 
     def _array(self, position: int, item: Any, at: int) -> npt.NDArray[Any]:
