@@ -151,6 +151,14 @@ def test_a_tile_without_its_line_in_the_log(folder):
         open_results(folder)
 
 
+def test_the_log_of_another_run(folder, tmp_path_factory):
+    other = tmp_path_factory.mktemp("other")
+    run_tiled(lambda x: x, X, specs=[AxisSpec("row", 6, 6)], tile_size=2, sink=SinkSpec(other), progress="off")
+    shutil.copy(other / ".xtrax" / "commits.jsonl", folder / ".xtrax" / "commits.jsonl")
+    with pytest.raises(DamagedRunError, match=r"tile 0 of array '.*' is shown, but no whole line"):
+        open_results(folder)
+
+
 def test_what_is_written_at_the_end_is_looked_for_too(tmp_path):
     boundaries = {"row": AxisBoundary(fuse=reducers.mean)}
     run_tiled(lambda x: x, X, specs=[AxisSpec("row", 6, 6)], boundaries=boundaries, sink=SinkSpec(tmp_path),

@@ -188,7 +188,7 @@ def _tiled(path: Path, header: dict[str, Any]) -> Results:
         shown = range(-(-array.shape[0] // spec.tile_rows))
         if not all(tile in records for tile in shown):
             records = _records(path)  # a live writer has committed more, and shows it
-        if unknown := [tile for tile in shown if tile not in records]:
+        if unknown := [tile for tile in shown if spec.name not in records.get(tile, {"arrays": ()})["arrays"]]:
             raise DamagedRunError(
                 f"{path}: tile {unknown[0]} of array {spec.name!r} is shown, but no whole line of {HIDDEN}/{COMMITS} "
                 f"says that it was committed; {_WHAT_TO_DO}"
