@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from xtrax.run import DamagedRunError, SinkError, ZarrStagingSink, zarr_content_digest
-from xtrax.run._append_store import AppendStore, TileData
+from xtrax.run._append_store import AppendStore
 from xtrax.run._commit_log import CommitLog, read_log
-from xtrax.run._shards import ArraySpec, chunk_rows, encode
+from xtrax.run._shards import ArraySpec, TileData, chunk_rows, encode
 
 pytestmark = pytest.mark.filterwarnings("ignore:the code's git commit:UserWarning")
 RECORDS = [{"tile": i, "arrays": {"y": {"bytes": 3 * i, "sha256": "ab" * 32}}} for i in range(4)]

@@ -12,8 +12,8 @@ import pytest
 import zarr
 
 from xtrax.run import DamagedRunError, SinkSpec, ZarrStagingSink, open_results, run_tiled
-from xtrax.run._append_store import AppendStore, TileData
-from xtrax.run._shards import ArraySpec
+from xtrax.run._append_store import AppendStore
+from xtrax.run._shards import ArraySpec, TileData
 from xtrax.stages import AxisBoundary
 from xtrax.tiling import AxisSpec, reducers
 

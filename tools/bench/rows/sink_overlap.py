@@ -40,8 +40,8 @@ def in_this_process() -> dict[str, Any]:
 
     from tools.bench._disk import once, seconds
     from xtrax.run import SinkSpec, run_tiled
-    from xtrax.run._append_store import AppendStore, TileData
-    from xtrax.run._shards import ArraySpec
+    from xtrax.run._append_store import AppendStore
+    from xtrax.run._shards import ArraySpec, TileData
     from xtrax.run._tile_writer import TileWriter
     from xtrax.tiling import AxisSpec, BatchPlanner
 

@@ -17,7 +17,6 @@ import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -50,44 +49,23 @@ from xtrax.run._run_files import (
     read_header,
     run_root,
 )
-from xtrax.run._shards import PARTIAL, ArraySpec, array_metadata, encode, flush, state_folder, write_tile, write_whole
+from xtrax.run._shards import (
+    PARTIAL,
+    ArraySpec,
+    TileData,
+    WrittenTile,
+    array_metadata,
+    encode,
+    flush,
+    state_folder,
+    write_tile,
+    write_whole,
+)
 from xtrax.run._store_errors import as_sink_error
 
 _GROW_SECONDS = 1.0
 _OTHERS = ("results.jsonl", "results.h5")
 _log = logging.getLogger("xtrax.run")
-
-
-@dataclass(frozen=True)
-class TileData:
-    """A finished tile.
-
-    Attributes:
-        tile: Its number, from 0.
-        arrays: Its rows of each output, `(n, ...)`, on the host.
-        state: The carry or reducer state to be kept with it, or None.
-        about: What else the log keeps of it, such as digests of its inputs.
-    """
-
-    tile: int
-    arrays: Mapping[str, np.ndarray]
-    state: bytes | None
-    about: Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class WrittenTile:
-    """A tile whose files are on the disk, but not yet in the log.
-
-    Attributes:
-        record: What the log will say of it.
-        folders: Those whose names must be flushed first.
-        bytes: Of its rows and its state.
-    """
-
-    record: dict[str, Any]
-    folders: frozenset[Path]
-    bytes: int
 
 
 class AppendStore:
@@ -304,12 +282,8 @@ class AppendStore:
 
     def _write(self, make: Callable[[], TileData]) -> WrittenTile:
         data = make()
-        start = time.perf_counter()
         self._lock.check()
-        record, folders = write_tile(self.folder, self._specs, data.tile, data.arrays, data.state, self._files)
-        record |= {**data.about, "seconds_writing": round(time.perf_counter() - start, 6)}
-        size = sum(array.nbytes for array in data.arrays.values()) + len(data.state or b"")
-        return WrittenTile(record, frozenset(folders), size)
+        return write_tile(self.folder, self._specs, data, self._files)
 
     def commit(self, begun: Sequence[Future[WrittenTile]]) -> list[WrittenTile]:
         """Wait for tiles, and make them durable. After an error none of them is committed.

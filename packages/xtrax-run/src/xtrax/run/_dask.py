@@ -26,14 +26,13 @@ import zarr
 from distributed import Client, as_completed, get_worker
 from zarr.storage import MemoryStore
 
-from xtrax.run._append_store import WrittenTile
 from xtrax.run._fsync import fsync_directory
 from xtrax.run._inputs import Source, is_key
 from xtrax.run._names import HIDDEN
 from xtrax.run._open_run import Session, rows_on_host, state_bytes, trace_tile
 from xtrax.run._progress import Progress
 from xtrax.run._report import RunReport
-from xtrax.run._shards import ArraySpec, flush, write_tile, write_whole
+from xtrax.run._shards import ArraySpec, TileData, WrittenTile, flush, write_tile, write_whole
 from xtrax.run._tile_program import TileProgram, Work
 from xtrax.run._tile_reader import ReadTile, TileInputs
 from xtrax.run._tiles import Tiles
@@ -134,11 +133,11 @@ def _workshop(path: str, digest: str) -> Workshop:
 _loading = threading.Lock()
 
 
-def compute_tile(path: str, digest: str, tile: int, read: ReadTile | None) -> tuple[dict[str, Any], dict[str, Any]]:
+def compute_tile(path: str, digest: str, tile: int, read: ReadTile | None) -> tuple[WrittenTile, dict[str, Any]]:
     """Compute a tile on a worker, and write it durably.
 
     Returns:
-        The log's record of it, and what the client reports.
+        The tile, its folders flushed, and what the client reports.
     """
     with _loading:
         workshop = _workshop(path, digest)
@@ -154,20 +153,17 @@ def compute_tile(path: str, digest: str, tile: int, read: ReadTile | None) -> tu
         start = time.perf_counter()
         result = run_watched(lambda: program(leaves, first, None, read.index_map), list(expected), expected)
         computing = time.perf_counter() - start
-    start = time.perf_counter()
-    arrays, state = rows_on_host(result), state_bytes(result)
-    with ThreadPoolExecutor(2) as pool:
-        record, folders = write_tile(job.folder, {spec.name: spec for spec in job.specs}, tile, arrays, state, pool)
-    flush(folders)
-    record |= {
+    log = {
         "inputs_sha256": read.digest,
         "seconds_computing": round(computing, 6),
         "seconds_reading": round(read.seconds, 6),
-        "seconds_writing": round(time.perf_counter() - start, 6),
     }
-    written = sum(array.nbytes for array in arrays.values()) + len(state or b"")
-    about = {"worker": get_worker().address, "compiles": workshop.compiles, "read": read.bytes, "written": written}
-    return record, about
+    data = TileData(tile, rows_on_host(result), state_bytes(result), log)
+    with ThreadPoolExecutor(2) as pool:
+        written = write_tile(job.folder, {spec.name: spec for spec in job.specs}, data, pool)
+    flush(set(written.folders))
+    about = {"worker": get_worker().address, "compiles": workshop.compiles, "read": read.bytes}
+    return dataclasses.replace(written, folders=frozenset()), about
 
 
 def run_on_workers(session: Session) -> RunReport:
@@ -182,7 +178,7 @@ def run_on_workers(session: Session) -> RunReport:
     fsync_directory(hidden)
     skipped = len(session.tiles) - len(session.todo)
     seconds = {"computing": 0.0, "reading": 0.0, "writing": 0.0}
-    totals, compiles = {"read": 0, "written": 0}, {}
+    bytes_read, bytes_written, compiles = 0, 0, {}
     todo, flying, begun = iter(session.todo), as_completed(), time.perf_counter()
 
     def submit(count: int) -> None:
@@ -196,15 +192,15 @@ def run_on_workers(session: Session) -> RunReport:
         with Progress(session.request.progress, len(session.tiles), skipped) as shown:
             submit(2 * max(1, sum(client.nthreads().values())) + session.request.prefetch)
             for future in flying:
-                record, about = future.result()
-                store.commit_written([WrittenTile(record, frozenset(), about["written"])])
+                tile, about = future.result()
+                store.commit_written([tile])
                 done += 1
                 for kind in seconds:
-                    seconds[kind] += record[f"seconds_{kind}"]
-                for kind in totals:
-                    totals[kind] += about[kind]
+                    seconds[kind] += tile.record[f"seconds_{kind}"]
+                bytes_read += about["read"]
+                bytes_written += tile.bytes
                 compiles[about["worker"]] = max(compiles.get(about["worker"], 0), about["compiles"])
-                shown.advance(1, about["written"])
+                shown.advance(1, tile.bytes)
                 submit(1)
     finally:
         client.cancel(list(flying.futures))
@@ -221,8 +217,8 @@ def run_on_workers(session: Session) -> RunReport:
         seconds_waiting=0.0,
         seconds_starting=begun,
         seconds=0.0,
-        bytes_read=totals["read"],
-        bytes_written=totals["written"],
+        bytes_read=bytes_read,
+        bytes_written=bytes_written,
         compiles=sum(compiles.values()),
         peak_memory=0,
     )

@@ -8,10 +8,10 @@ from typing import Any
 
 import jax
 
-from xtrax.run._append_store import TileData, WrittenTile
 from xtrax.run._open_run import Session, rows_on_host, state_bytes
 from xtrax.run._progress import Progress
 from xtrax.run._report import RunReport, reset_peak_memory
+from xtrax.run._shards import TileData, WrittenTile
 from xtrax.run._tile_program import TileResult
 from xtrax.run._tile_reader import Places, ReadTile, TileReader
 from xtrax.run._tile_writer import TileWriter

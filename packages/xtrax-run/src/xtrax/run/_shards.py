@@ -11,6 +11,7 @@ import math
 import os
 import secrets
 import threading
+import time
 from collections.abc import Mapping
 from concurrent.futures import Executor, wait
 from dataclasses import asdict, dataclass
@@ -207,14 +208,39 @@ def state_folder(root: Path) -> Path:
     return root / HIDDEN / "state"
 
 
-def write_tile(
-    root: Path,
-    specs: Mapping[str, ArraySpec],
-    tile: int,
-    arrays: Mapping[str, np.ndarray],
-    state: bytes | None,
-    pool: Executor,
-) -> tuple[dict[str, Any], set[Path]]:
+@dataclass(frozen=True)
+class TileData:
+    """A finished tile.
+
+    Attributes:
+        tile: Its number, from 0.
+        arrays: Its rows of each output, `(n, ...)`, on the host.
+        state: The carry or reducer state to be kept with it, or None.
+        about: What else the log keeps of it, such as digests of its inputs.
+    """
+
+    tile: int
+    arrays: Mapping[str, np.ndarray]
+    state: bytes | None
+    about: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class WrittenTile:
+    """A tile whose files are on the disk, but not yet in the log.
+
+    Attributes:
+        record: What the log will say of it.
+        folders: Those whose names must be flushed first.
+        bytes: Of its rows and its state.
+    """
+
+    record: dict[str, Any]
+    folders: frozenset[Path]
+    bytes: int
+
+
+def write_tile(root: Path, specs: Mapping[str, ArraySpec], data: TileData, pool: Executor) -> WrittenTile:
     """Write the shards and the state of a tile. They count once a line of the log names them.
 
     Digesting takes as long as writing, so each is a task of its own; hashing and system calls let other threads run.
@@ -222,21 +248,17 @@ def write_tile(
     Args:
         root: The store.
         specs: Its arrays.
-        tile: The tile.
-        arrays: Its rows, by array.
-        state: What is kept beside them, or None.
+        data: The tile.
         pool: What runs the tasks. All have ended when this returns or raises.
-
-    Returns:
-        The record of what was written, and the folders that must be flushed before it is logged.
 
     Raises:
         OSError: If the disk does not take them.
     """
-    files = {name: (specs[name].folder(root), specs[name].shard_name(tile), encode(specs[name], values))
-             for name, values in arrays.items()}  # fmt: skip
-    if state is not None:
-        files["\0state"] = state_folder(root), f"{tile}.bin", (state,)
+    start = time.perf_counter()
+    files = {name: (specs[name].folder(root), specs[name].shard_name(data.tile), encode(specs[name], values))
+             for name, values in data.arrays.items()}  # fmt: skip
+    if data.state is not None:
+        files["\0state"] = state_folder(root), f"{data.tile}.bin", (data.state,)
     tasks = {name: (pool.submit(write_whole, folder, file, *parts) if parts else None, pool.submit(_digest, parts))
              for name, (folder, file, parts) in files.items()}  # fmt: skip
     wait([task for pair in tasks.values() for task in pair if task is not None])
@@ -245,11 +267,12 @@ def write_tile(
         if writing is not None:
             writing.result()
         written[name] = {"bytes": sum(len(part) for part in files[name][2]), "sha256": digesting.result()}
-    record: dict[str, Any] = {"tile": tile}
-    if state is not None:
+    record: dict[str, Any] = {"tile": data.tile}
+    if data.state is not None:
         record["state"] = written.pop("\0state")
-    folders = {folder for folder, _, parts in files.values() if parts}
-    return record | {"arrays": written}, folders
+    record |= {"arrays": written, **data.about, "seconds_writing": round(time.perf_counter() - start, 6)}
+    size = sum(array.nbytes for array in data.arrays.values()) + len(data.state or b"")
+    return WrittenTile(record, frozenset(folder for folder, _, parts in files.values() if parts), size)
 
 
 def _digest(parts: tuple[memoryview | bytes, ...]) -> str:
