@@ -124,7 +124,7 @@ def test_taps_and_sinks_fire_in_the_workers_one_call_at_a_time(tmp_path):
     boundary = AxisBoundary(tap=HostTap(record))
     with (
         distributed.LocalCluster(
-            n_workers=1, threads_per_worker=4, processes=True, dashboard_address=None, silence_logs=50
+            n_workers=1, threads_per_worker=4, processes=True, dashboard_address=":0", silence_logs=50
         ) as cluster,
         distributed.Client(cluster) as client,
     ):
