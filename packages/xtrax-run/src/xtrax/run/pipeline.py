@@ -98,10 +98,10 @@ def run_tiled(
             a DedupGather axis, integers that JAX would wrap around, another run in `output_dir`, a run of another
             function or other inputs (the message says what differs), or no run where one is required.
         FileExistsError: `resume="never"`, and the run has committed tiles.
-        DamagedRunError: What the run keeps of itself was changed, or a tile is damaged that only all tiles before it
-            could replace.
+        DamagedRunError: What the run keeps of itself was changed or is lost, or a tile is damaged that only all tiles
+            before it could replace.
         SinkError: The output cannot be written, or another live run writes there. What is committed is safe; the same
-            call goes on from there.
+            call goes on from there. A finished run needs no writable disk, and is skipped.
         BaseException: What a host function or an input raises, with a note of the axis and element.
 
     Examples:
