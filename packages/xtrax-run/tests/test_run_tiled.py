@@ -665,7 +665,7 @@ def test_a_function_with_effects_of_its_own_is_refused_on_a_dedup_axis_as_by_exe
 
     x = np.repeat(data(4), 3, axis=0)[:N]
     plan = BatchPlanner(dedup_specs=[find_duplicates(x, "row")]).plan([spec()])
-    message = "fn has side effects, and on the DedupGather axis 'row' they would occur for each distinct element"
+    message = "has side effects, and on the DedupGather axis 'row' they would occur for each distinct element"
     with pytest.raises(ValueError, match=message):
         execute_plan(fn, plan, x)
     with pytest.raises(ValueError, match=message):

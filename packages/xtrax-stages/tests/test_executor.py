@@ -379,7 +379,7 @@ def test_effects_of_an_inner_axis_of_a_deduplicated_one_are_refused():
     def of_row(row):
         return execute_map_axis(square, row, Vmap(), AxisBoundary(tap=Recorder(ordered=False)))
 
-    with pytest.raises(ExecutorError, match="fn has side effects, and on a DedupGather axis"):
+    with pytest.raises(ExecutorError, match="has side effects, and on a DedupGather axis"):
         execute_map_axis(of_row, jnp.ones((3, 2)), dedup([0, 0, 1]))
 
 

@@ -287,6 +287,19 @@ def test_side_effects_of_a_function_on_a_dedup_axis_are_refused():
         execute_plan(fn, DEDUP, x(4))
 
 
+def test_side_effects_of_a_transition_inside_a_dedup_axis_are_refused():
+    def transition(carry, y):
+        jax.debug.callback(lambda v: None, y)
+        return carry + y, y
+
+    scan, axes = decision("t", 3, Scan(transition, jnp.float32(0))), [("batch", "t")]
+    with pytest.raises(DispatchRejected, match="a transition of a Scan axis, has side effects, and on the DedupGather"):
+        execute_plan(lambda x: x, BatchPlan((*DEDUP.decisions, scan)), np.ones((4, 3), np.float32), axes=axes)
+    # Outside of it each step is taken once.
+    outside, axes = decision("t", 3, Scan(transition, jnp.zeros(4))), [("t", "batch")]
+    execute_plan(lambda x: x, BatchPlan((outside, *DEDUP.decisions)), np.ones((3, 4), np.float32), axes=axes)
+
+
 def test_effects_inside_a_split_dedup_axis_are_refused():
     plan = BatchPlan((*DEDUP.decisions, decision("b", 2, Vmap())))
     hooks = {"b": AxisHook(emit=lambda values, index, mask: (values, None))}

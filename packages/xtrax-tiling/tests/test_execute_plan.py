@@ -668,3 +668,20 @@ def test_effects_of_the_function_itself_occur_once_for_each_element_of_uneven_ch
     execute_plan(fn, plan_of(decision("a", 7, SafeMap(3))), np.arange(7.0))
     jax.effects_barrier()
     assert sorted(seen) == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
+
+
+def test_effects_of_a_transition_occur_once_for_each_step_of_uneven_chunks():
+    seen: list[float] = []
+
+    def transition(carry, total):  # of the sum over the innermost axis
+        io_callback(lambda v: seen.append(float(v)), None, total)
+        return carry + total, total
+
+    scan = Scan(transition, jnp.float32(0))
+    decisions = [decision("a", 7, SafeMap(3)), decision("t", 2, scan), decision("b", 3, SafeMap(2))]
+    hooks = {"b": AxisHook(fuse=jnp.sum)}
+    x = np.arange(42.0, dtype=np.float32).reshape(7, 2, 3)
+    _, carries = _run_plan(lambda x: x, plan_of(*decisions), [x], [("a", "t", "b")], None, None, hooks)
+    jax.effects_barrier()
+    assert sorted(seen) == sorted(x.sum(2).ravel().tolist())
+    np.testing.assert_array_equal(carries["t"], x.sum((1, 2)))

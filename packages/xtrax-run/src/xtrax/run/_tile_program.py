@@ -11,7 +11,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from xtrax.tiling._execute_args import bind
-from xtrax.tiling._execute_axes import Axis
+from xtrax.tiling._execute_axes import Axis, Nest
 from xtrax.tiling._execute_lanes import Operand
 from xtrax.tiling._hooks import NO_HOOK, AxisHook
 from xtrax.tiling.carry import materialize_carry
@@ -118,11 +118,11 @@ class Work:
         return TileResult(None if self.reducer else values, carries, state if has_state else None)
 
     def _refuse_effects(self, inputs: Sequence[Any]) -> None:
-        """Refuse an `fn` with side effects, as `execute_plan` does; the distinct rows are mapped as a plain axis."""
+        """Refuse side effects of `fn`, as `execute_plan` does; the distinct rows are mapped as a plain axis."""
         bound = bind(self.fn, inputs, self.names, self.key)
         operands = [Operand(jnp.asarray(array), dims) for array, dims in zip(bound.arrays, bound.dims, strict=True)]
-        axes = [Axis(d.spec.name, d.strategy, NO_HOOK) for d in self.decisions]
-        _fires(lambda values: bound.call(values, None), operands, axes)
+        axes = tuple(Axis(d.spec.name, d.strategy, self.hooks.get(d.spec.name, NO_HOOK)) for d in self.decisions)
+        _fires(Nest(axes, lambda values: bound.call(values, None)), operands)
 
     def _nest(
         self, inputs: Sequence[Any], names: Any, strategy: Any, size: int, hooks: Mapping[str, AxisHook], start: Any

@@ -233,7 +233,8 @@ def _device_run(
             numbers = [jnp.arange(size, dtype=jnp.int32) for size in sizes]
             numbers[:1] = arrays[at:] or numbers[:1]
             operands += [Operand(x, (axis.name,)) for x, axis in zip(numbers, axes, strict=True)]
-        nest = Nest(tuple(axes), call, bound.groups, positions, padded, _fires(call, operands, axes))
+        nest = Nest(tuple(axes), call, bound.groups, positions, padded)
+        nest = dataclasses.replace(nest, fires=_fires(nest, operands))
         return _tied(run_nest(nest, operands) if mesh is None else run_on_mesh(nest, operands, mesh))
 
     return run
@@ -247,17 +248,50 @@ def _tied(result: Result) -> tuple[Any, dict[str, Any]]:
     return values, carries
 
 
-def _fires(call: Callable[[Sequence[Any]], Any], operands: Sequence[Operand], axes: Sequence[Axis]) -> bool:
-    """Whether the function has side effects of its own; asked only where that matters."""
-    if not any(isinstance(axis.strategy, (SafeMap, DedupGather)) for axis in axes):
-        return False
-    element = [jax.ShapeDtypeStruct(op.value.shape[len(op.dims) :], op.value.dtype) for op in operands]
-    fires = bool(jax.make_jaxpr(call)(element).effects)
-    for axis in axes:
-        if fires and isinstance(axis.strategy, DedupGather):
+def _fires(nest: Nest, operands: Sequence[Operand]) -> bool:
+    """Whether the function or a transition has side effects of its own inside an axis that may repeat or skip them.
+
+    Raises:
+        DispatchRejected: If that is a DedupGather axis.
+    """
+    fires = False
+    for k, axis in enumerate(nest.axes):
+        if not isinstance(axis.strategy, (SafeMap, DedupGather)):
+            continue
+        if not _has_effects(nest, k, operands):
+            break  # then there are none further inside
+        fires = True
+        if isinstance(axis.strategy, DedupGather):
             raise DispatchRejected(
-                f"fn has side effects, and on the DedupGather axis {axis.name!r} they would occur for each distinct "
-                "element instead of for each element; plan the axis without its DedupSpec, or put them into a boundary "
-                "of xtrax.stages."
+                f"fn, or a transition of a Scan axis, has side effects, and on the DedupGather axis {axis.name!r} they "
+                "would occur for each distinct element instead of for each element; plan the axis without its "
+                "DedupSpec, or put them into a boundary of xtrax.stages."
             )
     return fires
+
+
+def _has_effects(nest: Nest, k: int, operands: Sequence[Operand]) -> bool:
+    """Whether one element of axis `k` has side effects but for those of boundaries."""
+    outside = {axis.name for axis in nest.axes[: k + 1]}
+    inside = [
+        dataclasses.replace(
+            axis,
+            # Loops, since JAX refuses to map what is ordered.
+            strategy=axis.strategy if isinstance(axis.strategy, Scan) else SafeMap(1),
+            hook=dataclasses.replace(axis.hook, emit=None),
+        )
+        for axis in nest.axes[k + 1 :]
+    ]
+    probe = dataclasses.replace(nest, axes=tuple(inside), positions=(), padded=False, fires=True)
+    dims = [tuple(name for name in op.dims if name not in outside) for op in operands]
+
+    def type_inside(op: Operand) -> jax.ShapeDtypeStruct:
+        shape = op.value.shape
+        kept = [size for size, name in zip(shape, op.dims, strict=False) if name not in outside]
+        return jax.ShapeDtypeStruct((*kept, *shape[len(op.dims) :]), op.value.dtype)
+
+    def of_element(values: Sequence[Any]) -> Any:
+        result = run_nest(probe, [Operand(value, own) for value, own in zip(values, dims, strict=True)])
+        return result.values, result.carries
+
+    return bool(jax.make_jaxpr(of_element)([type_inside(op) for op in operands]).effects)
