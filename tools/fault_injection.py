@@ -32,15 +32,14 @@ import zarr
 
 from xtrax.run import (
     SinkSpec,
-    _append_store,
-    _shards,
     run_tiled,
     verify_store,
     zarr_content_digest,
 )
-from xtrax.run._append_store import AppendStore
-from xtrax.run._commit_log import CommitLog, read_log
-from xtrax.run._report import peak_memory, reset_peak_memory
+from xtrax.run._appended import shards, store
+from xtrax.run._appended.commit_log import CommitLog, read_log
+from xtrax.run._appended.store import AppendStore
+from xtrax.run._tiled.report import peak_memory, reset_peak_memory
 from xtrax.stages import AxisBoundary, HostTap
 from xtrax.tiling import AxisSpec, BatchPlanner, CarrySpec, reducers
 
@@ -109,7 +108,7 @@ def _shard(name: str) -> bool:
 
 POINTS: dict[str, tuple[str, Callable[[Kill], None]]] = {
     # What is killed, the kind of run, and how. In the order of the protocol.
-    "making a run: its arrays": ("map", lambda kill: _before(_append_store, "put_json", kill)),
+    "making a run: its arrays": ("map", lambda kill: _before(store, "put_json", kill)),
     "making a run: before its header": (
         "map",
         lambda kill: _before(os, "replace", kill, _target(_named("run.json"))),
@@ -118,12 +117,12 @@ POINTS: dict[str, tuple[str, Callable[[Kill], None]]] = {
     "computing: in a host function": ("map", lambda kill: _before(_Notes, "write", kill)),
     "a shard: before it": (
         "map",
-        lambda kill: _before(_shards, "write_whole", kill, lambda _, name, *__: _shard(name)),
+        lambda kill: _before(shards, "write_whole", kill, lambda _, name, *__: _shard(name)),
     ),
     "a shard: inside its write": ("map", lambda kill: _halfway(kill, lambda name: _shard(name))),
     "a shard: written, not flushed": ("map", lambda kill: _before(os, "fsync", kill, _flushed(_shard))),
     "a shard: flushed, not renamed": ("map", lambda kill: _before(os, "replace", kill, _target(_shard))),
-    "a shard: renamed, folder not flushed": ("map", lambda kill: _before(_append_store, "flush", kill)),
+    "a shard: renamed, folder not flushed": ("map", lambda kill: _before(store, "flush", kill)),
     "a carry: inside its write": ("scan", lambda kill: _halfway(kill, lambda name: ".bin." in name)),
     "a carry: written, its tile not committed": ("scan", lambda kill: _before(CommitLog, "append", kill)),
     "a carry: committed, the one before still there": (
@@ -168,7 +167,7 @@ POINTS: dict[str, tuple[str, Callable[[Kill], None]]] = {
 }
 ON_RESUMING: dict[str, Callable[[Kill], None]] = {
     "resuming: before the torn line is cut": lambda kill: _before(CommitLog, "load", kill),
-    "resuming: while committed tiles are checked": lambda kill: _before(_append_store, "inspect_store", kill),
+    "resuming: while committed tiles are checked": lambda kill: _before(store, "inspect_store", kill),
     "resuming: before a damaged tile is given up": lambda kill: _before(CommitLog, "replace", kill),
     "resuming: after a damaged tile is given up": lambda kill: _after(CommitLog, "replace", kill),
 }

@@ -14,7 +14,7 @@ import sys
 
 import numpy as np
 
-from xtrax.run import _staging
+from xtrax.run._staged import sink as staged_sink
 from xtrax.run.jsonl_sink import read_jsonl
 from xtrax.run.sink import SinkSpec, make_sink
 
@@ -135,7 +135,7 @@ def in_child(function, *arguments):
 
 def main(fmt, root, points):
     """Kill, reopen, compare; print the outcome of every kill."""
-    _staging.collect_provenance = dict  # not what is tested here, and it would start jax before a fork
+    staged_sink.collect_provenance = dict  # not what is tested here, and it would start jax before a fork
     total_steps = sum(1 for _ in script())
     data, status = in_child(write, fmt, root / "whole", None)
     assert (data[-1], status) == (total_steps, 0), (data, status)

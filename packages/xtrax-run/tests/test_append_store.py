@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from xtrax.run import DamagedRunError, SinkError, ZarrStagingSink, zarr_content_digest
-from xtrax.run._append_store import AppendStore
-from xtrax.run._commit_log import CommitLog, read_log
-from xtrax.run._shards import ArraySpec, TileData, chunk_rows, encode
+from xtrax.run._appended.commit_log import CommitLog, read_log
+from xtrax.run._appended.shards import ArraySpec, TileData, chunk_rows, encode
+from xtrax.run._appended.store import AppendStore
 
 pytestmark = pytest.mark.filterwarnings("ignore:the code's git commit:UserWarning")
 RECORDS = [{"tile": i, "arrays": {"y": {"bytes": 3 * i, "sha256": "ab" * 32}}} for i in range(4)]
@@ -113,7 +113,7 @@ def test_any_zarr_reader_reads_a_shard(rows, row, dtype, part, compression, tmp_
 @pytest.mark.parametrize("row", [(), (5,), (3, 2)])
 @pytest.mark.parametrize("n", [1, 5, 6, 12])
 def test_a_shard_is_what_zarr_writes_byte_for_byte(n, row, tmp_path, monkeypatch):
-    monkeypatch.setattr("xtrax.run._shards._CHUNK_BYTES", (8, 40))  # several chunks in a shard
+    monkeypatch.setattr("xtrax.run._appended.shards._CHUNK_BYTES", (8, 40))  # several chunks in a shard
     spec = ArraySpec("y", row, "float32", 12, ("n", *[None] * len(row)))
     values = np.random.default_rng(0).normal(size=(n, *row)).astype(np.float32)
     rows = chunk_rows(spec)
@@ -240,7 +240,7 @@ def test_layouts_do_not_mix(tmp_path):
 
 
 def test_a_later_format_is_not_guessed_at(tmp_path):
-    from xtrax.run._commit_log import sealed
+    from xtrax.run._appended.commit_log import sealed
 
     fresh(tmp_path).close()
     path = tmp_path / ".xtrax" / "run.json"

@@ -12,8 +12,8 @@ import pytest
 import zarr
 
 from xtrax.run import DamagedRunError, SinkSpec, ZarrStagingSink, open_results, run_tiled
-from xtrax.run._append_store import AppendStore
-from xtrax.run._shards import ArraySpec, TileData
+from xtrax.run._appended.shards import ArraySpec, TileData
+from xtrax.run._appended.store import AppendStore
 from xtrax.stages import AxisBoundary
 from xtrax.tiling import AxisSpec, reducers
 
@@ -173,7 +173,7 @@ SPEC = ArraySpec("y", (2,), "float32", 1, ("n", None))
 
 def test_a_run_that_is_being_written(tmp_path, monkeypatch):
     """As another process sees it, at every step."""
-    monkeypatch.setattr("xtrax.run._append_store._GROW_SECONDS", 0)
+    monkeypatch.setattr("xtrax.run._appended.store._GROW_SECONDS", 0)
     store = AppendStore(tmp_path)
     with pytest.raises(FileNotFoundError, match="holds no output that is known here"):
         open_results(tmp_path)
@@ -208,14 +208,14 @@ def test_rows_that_are_committed_while_a_run_is_opened(tmp_path, monkeypatch):
 
 
 def test_a_run_that_has_not_started(tmp_path, monkeypatch):
-    from xtrax.run import _append_store
+    from xtrax.run._appended import store as append_store
 
     def killed(*_):
         raise KeyboardInterrupt
 
     store = AppendStore(tmp_path)
     with monkeypatch.context() as patched:
-        patched.setattr(_append_store, "write_json_atomic", killed)
+        patched.setattr(append_store, "write_json_atomic", killed)
         with pytest.raises(KeyboardInterrupt):
             store.create({"run_id": "one", "rows": 4, "tile_rows": 1}, [SPEC], {})
     with pytest.raises(FileNotFoundError, match="holds a run that has not started"):

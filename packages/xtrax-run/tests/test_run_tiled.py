@@ -15,7 +15,7 @@ import pytest
 import zarr
 
 from xtrax.run import AppendedZarrSink, JsonlStagingSink, SinkError, SinkSpec, open_results, run_tiled, verify_store
-from xtrax.run._tiles import choose_tile_rows
+from xtrax.run._tiled.tiles import choose_tile_rows
 from xtrax.stages import AxisBoundary, HostSink, HostTap, io_callback
 from xtrax.tiling import (
     AxisDecision,
@@ -453,7 +453,7 @@ def test_a_tile_is_split_over_a_mesh():
 
 
 def test_progress_without_a_terminal(tmp_path, capfd, monkeypatch):
-    monkeypatch.setattr("xtrax.run._progress._LINE_SECONDS", 0.0)
+    monkeypatch.setattr("xtrax.run._tiled.progress._LINE_SECONDS", 0.0)
     run(lambda x: x, data(), tile_size=4, progress="auto", sink=SinkSpec(tmp_path))
     lines = capfd.readouterr().err.splitlines()
     assert re.fullmatch(r"run_tiled: 3 of 3 tiles, [\d.]+ tiles/s, 132 B written, 0 s left", lines[-1])

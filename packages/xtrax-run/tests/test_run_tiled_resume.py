@@ -269,7 +269,7 @@ def test_what_is_not_in_the_program_of_a_tile_is_compared_too(before, after, mes
 
 def edit_header(folder, change):
     """Pretend that the run was begun by something else, checksum and all."""
-    from xtrax.run._commit_log import sealed
+    from xtrax.run._appended.commit_log import sealed
 
     path = folder / ".xtrax" / "run.json"
     header = json.loads(path.read_bytes())
@@ -696,13 +696,13 @@ def test_a_run_with_damaged_commits_alone_is_not_replaced(tmp_path):
 
 def test_a_run_whose_making_was_killed_may_be_made_again(tmp_path, monkeypatch):
     """Also one that replaces a run with shards, but without a commit."""
-    from xtrax.run import _append_store
+    from xtrax.run._appended import store as append_store
 
     stopped(tmp_path, stop_at=1)
     (tmp_path / "y" / "c.0.0").write_bytes(b"written, but never committed")
     (tmp_path / ".xtrax" / "state" / "0.bin").write_bytes(b"nor this")
     for step, visit in [("remove_array", 1), ("remove_array", 2), *(("put_json", i) for i in range(2, 6))]:
-        step_of, visits = getattr(_append_store, step), iter(range(visit))
+        step_of, visits = getattr(append_store, step), iter(range(visit))
 
         def dying(*arguments, step_of=step_of, visits=visits):
             if next(visits, None) is None:
@@ -710,7 +710,7 @@ def test_a_run_whose_making_was_killed_may_be_made_again(tmp_path, monkeypatch):
             step_of(*arguments)
 
         with monkeypatch.context() as patched:
-            patched.setattr(_append_store, step, dying)
+            patched.setattr(append_store, step, dying)
             with pytest.raises(Stop):
                 run(tmp_path, Rows(1), fn=other_fn)
     assert run(tmp_path, Rows()).tiles_done == 5

@@ -212,8 +212,8 @@ def test_a_forked_child_neither_holds_the_lock_nor_writes(tmp_path):
     code = f"""
 import os, signal, sys, time, warnings
 warnings.simplefilter("ignore")
-from xtrax.run import _staging
-_staging.collect_provenance = dict  # starts jax, whose threads a fork does not copy
+from xtrax.run._staged import sink as staged_sink
+staged_sink.collect_provenance = dict  # starts jax, whose threads a fork does not copy
 from xtrax.run import JsonlStagingSink, SinkError
 sink = JsonlStagingSink({str(tmp_path)!r}, run_id="one", flush_every=9)
 if not os.fork():

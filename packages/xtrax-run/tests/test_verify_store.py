@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from xtrax.run import DamagedRunError, SinkError, ZarrStagingSink, verify_store
-from xtrax.run._append_store import AppendStore
-from xtrax.run._shards import ArraySpec, TileData
+from xtrax.run._appended.shards import ArraySpec, TileData
+from xtrax.run._appended.store import AppendStore
 
 pytestmark = pytest.mark.filterwarnings("ignore:the code's git commit:UserWarning")
 SPECS = [

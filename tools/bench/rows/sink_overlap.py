@@ -40,9 +40,9 @@ def in_this_process() -> dict[str, Any]:
 
     from tools.bench._disk import once, seconds
     from xtrax.run import SinkSpec, run_tiled
-    from xtrax.run._append_store import AppendStore
-    from xtrax.run._shards import ArraySpec, TileData
-    from xtrax.run._tile_writer import TileWriter
+    from xtrax.run._appended.shards import ArraySpec, TileData
+    from xtrax.run._appended.store import AppendStore
+    from xtrax.run._tiled.writer import TileWriter
     from xtrax.tiling import AxisSpec, BatchPlanner
 
     warnings.simplefilter("ignore")

@@ -11,9 +11,9 @@ import zarr
 from tools.bench._disk import alternate, once, seconds
 from tools.bench.harness import Line, Row
 from xtrax.run import fsync_directory, fsync_file
-from xtrax.run._append_store import AppendStore
-from xtrax.run._shards import ArraySpec, TileData, chunk_rows
-from xtrax.run._tile_writer import TileWriter
+from xtrax.run._appended.shards import ArraySpec, TileData, chunk_rows
+from xtrax.run._appended.store import AppendStore
+from xtrax.run._tiled.writer import TileWriter
 
 _TILES, _ROWS, _WIDTH = 16, 4096, 4096  # 64 MiB a tile
 _SPEC = ArraySpec("output", (_WIDTH,), "float32", _ROWS, ("row", None))

@@ -10,9 +10,9 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from xtrax.run._fsync import fsync_directory, fsync_file
-from xtrax.run._h5_file import TransactionFile, recover
 from xtrax.run._names import HIDDEN
-from xtrax.run._staging import BufferedSink, Entry, Names, Writer
+from xtrax.run._staged.h5_file import TransactionFile, recover
+from xtrax.run._staged.sink import BufferedSink, Entry, Names, Writer
 from xtrax.run._values import NUMERIC
 
 _FILE = "results.h5"
@@ -20,7 +20,7 @@ _LIBVER = ("v110", "v110")  # one format of the file, whichever HDF5 writes it
 
 
 class _H5Writer:
-    """Writes keys as groups of one file, a drain as a transaction; see `xtrax.run._staging.Writer`."""
+    """Writes keys as groups of one file, a drain as a transaction; see `xtrax.run._staged.sink.Writer`."""
 
     format: ClassVar[str] = "h5"
     dtypes: ClassVar[frozenset[str]] = NUMERIC

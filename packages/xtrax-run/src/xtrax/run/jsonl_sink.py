@@ -16,7 +16,7 @@ from xtrax.run._checks import check_path
 from xtrax.run._errors import Key
 from xtrax.run._fsync import fsync_directory
 from xtrax.run._names import HIDDEN, key_path
-from xtrax.run._staging import BufferedSink, Entry, Names, Writer
+from xtrax.run._staged.sink import BufferedSink, Entry, Names, Writer
 from xtrax.run._values import NUMERIC
 
 _FILE = "results.jsonl"
@@ -41,7 +41,7 @@ class Record:
 
 
 class _JsonlWriter:
-    """Appends a line a key; see `xtrax.run._staging.Writer`."""
+    """Appends a line a key; see `xtrax.run._staged.sink.Writer`."""
 
     format: ClassVar[str] = "jsonl"
     dtypes: ClassVar[frozenset[str]] = NUMERIC | set(_SMALL_FLOATS)

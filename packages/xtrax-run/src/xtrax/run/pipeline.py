@@ -7,10 +7,10 @@ from typing import Any, Literal
 
 import jax
 
-from xtrax.run._open_run import Session, open_session
-from xtrax.run._report import RunReport, peak_memory
-from xtrax.run._run_local import run_tiles
-from xtrax.run._run_request import check_request
+from xtrax.run._tiled.local import run_tiles
+from xtrax.run._tiled.report import RunReport, peak_memory
+from xtrax.run._tiled.request import check_request
+from xtrax.run._tiled.session import Session, open_session
 from xtrax.run.sink import SinkSpec
 from xtrax.run.zarr_sink import AppendedZarrSink
 from xtrax.stages import AxisBoundary
@@ -131,7 +131,7 @@ def run_tiled(
     )  # fmt: skip
     with open_session(request) as session:
         if client is not None:
-            from xtrax.run._dask import run_on_workers  # needs an optional extra
+            from xtrax.run._tiled.dask import run_on_workers  # needs an optional extra
 
             report = run_on_workers(session)
         else:

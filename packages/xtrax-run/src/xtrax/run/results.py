@@ -11,11 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import zarr
 
-from xtrax.run._checks import check_folder
-from xtrax.run._commit_log import read_log
-from xtrax.run._names import HIDDEN
-from xtrax.run._remains import refuse_remains
-from xtrax.run._run_files import (
+from xtrax.run._appended.commit_log import read_log
+from xtrax.run._appended.files import (
     COMMITS,
     HEADER,
     LAYOUT,
@@ -25,7 +22,10 @@ from xtrax.run._run_files import (
     read_header,
     read_manifest,
 )
-from xtrax.run._shards import ArraySpec
+from xtrax.run._appended.remains import refuse_remains
+from xtrax.run._appended.shards import ArraySpec
+from xtrax.run._checks import check_folder
+from xtrax.run._names import HIDDEN
 
 if TYPE_CHECKING:
     import xarray

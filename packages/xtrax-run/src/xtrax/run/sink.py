@@ -10,7 +10,7 @@ import numpy as np
 
 from xtrax.run._checks import check_flush_every, check_output_dir, check_run_id, new_run_id
 from xtrax.run._errors import Key, SinkError
-from xtrax.run._staging import BufferedSink
+from xtrax.run._staged.sink import BufferedSink
 from xtrax.run._values import check_schema
 from xtrax.run.h5_sink import H5StagingSink
 from xtrax.run.jsonl_sink import JsonlStagingSink

@@ -11,12 +11,12 @@ from typing import Any, Protocol
 import numpy as np
 import zarr
 
+from xtrax.run._appended.files import DamagedRunError, count_tiles
+from xtrax.run._appended.inspection import Problem, inspect_store
 from xtrax.run._canonical import canonical_json_bytes, normalize_json_value
 from xtrax.run._checks import check_folder
 from xtrax.run._fsync import fsync_directory, fsync_file, fsync_tree
-from xtrax.run._inspect import Problem, inspect_store
 from xtrax.run._names import HIDDEN
-from xtrax.run._run_files import DamagedRunError, count_tiles
 from xtrax.run._values import RESERVED
 
 __all__ = [

@@ -4,10 +4,10 @@ import os
 from dataclasses import dataclass
 from typing import ClassVar
 
+from xtrax.run._appended.shards import COMPRESSIONS, Compression
 from xtrax.run._checks import check_output_dir, check_run_id
-from xtrax.run._shards import COMPRESSIONS, Compression
-from xtrax.run._staging import BufferedSink, Writer
-from xtrax.run._zarr_keyed import KeyedZarrWriter
+from xtrax.run._staged.sink import BufferedSink, Writer
+from xtrax.run._staged.zarr_keyed import KeyedZarrWriter
 
 
 class ZarrStagingSink(BufferedSink):

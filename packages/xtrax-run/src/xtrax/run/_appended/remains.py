@@ -5,9 +5,9 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from xtrax.run._appended.files import COMMITS, HEADER, MANIFEST, DamagedRunError
+from xtrax.run._appended.shards import state_folder
 from xtrax.run._names import HIDDEN
-from xtrax.run._run_files import COMMITS, HEADER, MANIFEST, DamagedRunError
-from xtrax.run._shards import state_folder
 
 _SHARD = re.compile(r"c(\.\d+)+")
 

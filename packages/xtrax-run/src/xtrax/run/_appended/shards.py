@@ -23,8 +23,8 @@ import zarr
 from zarr import codecs
 from zarr.storage import MemoryStore
 
-from xtrax.run._commit_log import write_file
-from xtrax.run._crc32c import crc32c
+from xtrax.run._appended.commit_log import write_file
+from xtrax.run._appended.crc32c import crc32c
 from xtrax.run._fsync import fsync_directory
 from xtrax.run._names import HIDDEN, check_name
 from xtrax.run._values import NUMERIC

@@ -3,6 +3,7 @@
 import dataclasses
 import operator
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,12 @@ from typing import Any
 import jax
 import numpy as np
 
+from xtrax.run._appended.shards import Compression
 from xtrax.run._checks import check_output_dir, check_run_id
-from xtrax.run._inputs import Source, source, whole
-from xtrax.run._shards import Compression
-from xtrax.run._tile_hooks import host_names
-from xtrax.run._tile_program import Work
-from xtrax.run._tiles import check_outermost, check_tile_size
+from xtrax.run._tiled.hooks import host_names
+from xtrax.run._tiled.inputs import Source, source, whole
+from xtrax.run._tiled.program import Work
+from xtrax.run._tiled.tiles import check_outermost, check_tile_size
 from xtrax.run.sink import SinkSpec
 from xtrax.run.zarr_sink import AppendedZarrSink
 from xtrax.stages import AxisBoundary, axis_boundaries_by_name, validate_plan_topology
@@ -283,9 +284,11 @@ def _check_prefetch(prefetch: Any) -> int:
 def _check_client(client: Any, decisions: Sequence[Any], mesh: Any, output_dir: Path | None) -> None:
     if client is None:
         return
-    from xtrax.run._dask import check_client  # needs an optional extra
-
-    check_client(client)
+    distributed = sys.modules.get("distributed")  # an optional extra, imported by whoever has a client
+    if distributed is None or not isinstance(client, distributed.Client):
+        raise TypeError(f"client must be a dask.distributed.Client or None, not {type(client).__name__}: {client!r}")
+    if client.asynchronous:
+        raise TypeError("client is asynchronous, and run_tiled waits for its tiles; make it with asynchronous=False")
     if isinstance(decisions[0].strategy, Scan):
         raise ValueError(
             f"client is given, and the outermost axis {decisions[0].spec.name!r} is a Scan, whose tiles follow one "

@@ -4,7 +4,7 @@ import sys
 import time
 from typing import Any
 
-from xtrax.run._report import in_words
+from xtrax.run._tiled.report import in_words
 
 _LINE_SECONDS = 60.0
 

@@ -15,10 +15,10 @@ import numpy as np
 import zarr
 from zarr.storage import LocalStore
 
+from xtrax.run._appended.files import HEADER
 from xtrax.run._fsync import fsync_directory, fsync_tree
 from xtrax.run._names import HIDDEN
-from xtrax.run._run_files import HEADER
-from xtrax.run._staging import Entry, Names
+from xtrax.run._staged.sink import Entry, Names
 from xtrax.run._values import NUMERIC
 
 _CHUNK_BYTES = 64 * 2**20
@@ -26,7 +26,7 @@ _log = logging.getLogger("xtrax.run")
 
 
 class KeyedZarrWriter:
-    """Writes keys as groups; see `xtrax.run._staging.Writer`."""
+    """Writes keys as groups; see `xtrax.run._staged.sink.Writer`."""
 
     format: ClassVar[str] = "zarr"
     dtypes: ClassVar[frozenset[str]] = NUMERIC

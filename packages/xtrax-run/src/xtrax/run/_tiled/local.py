@@ -8,13 +8,13 @@ from typing import Any
 
 import jax
 
-from xtrax.run._open_run import Session, rows_on_host, state_bytes
-from xtrax.run._progress import Progress
-from xtrax.run._report import RunReport, reset_peak_memory
-from xtrax.run._shards import TileData, WrittenTile
-from xtrax.run._tile_program import TileResult
-from xtrax.run._tile_reader import Places, ReadTile, TileReader
-from xtrax.run._tile_writer import TileWriter
+from xtrax.run._appended.shards import TileData, WrittenTile
+from xtrax.run._tiled.program import TileResult
+from xtrax.run._tiled.progress import Progress
+from xtrax.run._tiled.reader import Places, ReadTile, TileReader
+from xtrax.run._tiled.report import RunReport, reset_peak_memory
+from xtrax.run._tiled.session import Session, rows_on_host, state_bytes
+from xtrax.run._tiled.writer import TileWriter
 from xtrax.stages._effects import expected_elements
 from xtrax.stages._host_record import run_watched
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import jax
 
-from xtrax.run._inputs import Source, digest_arrays
-from xtrax.run._tile_program import TileProgram, Work, trace_without_consts
+from xtrax.run._tiled.inputs import Source, digest_arrays
+from xtrax.run._tiled.program import TileProgram, Work, trace_without_consts
 from xtrax.tiling.reducers import Reducer
 from xtrax.tiling.strategy import DedupGather
 

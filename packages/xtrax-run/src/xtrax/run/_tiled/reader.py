@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from xtrax.run._inputs import Source, digest_arrays, is_rounded, warn_rounded
+from xtrax.run._tiled.inputs import Source, digest_arrays, is_rounded, warn_rounded
 
 
 class Places:

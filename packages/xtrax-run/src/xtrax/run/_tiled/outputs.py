@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from xtrax.run._appended.shards import ArraySpec, Compression, check_array_spec
 from xtrax.run._names import check_name
-from xtrax.run._shards import ArraySpec, Compression, check_array_spec
-from xtrax.run._tile_program import TileResult, Work
+from xtrax.run._tiled.program import TileResult, Work
 
 CARRIES = "carries"
 _ALONE = "output"

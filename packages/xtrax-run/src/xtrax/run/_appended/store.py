@@ -22,16 +22,10 @@ from typing import Any
 
 import numpy as np
 
-from xtrax.run._array_folders import find_foreign, remove_array
-from xtrax.run._commit_log import CommitLog, read_log, sealed
-from xtrax.run._errors import SinkError
-from xtrax.run._fsync import fsync_directory, make_folder
-from xtrax.run._inspect import Inspection, inspect_store
-from xtrax.run._json import write_json_atomic
-from xtrax.run._lock import FolderLock, NoLock
-from xtrax.run._names import HIDDEN
-from xtrax.run._remains import refuse_remains
-from xtrax.run._run_files import (
+from xtrax.run._appended.array_folders import find_foreign, remove_array
+from xtrax.run._appended.commit_log import CommitLog, read_log, sealed
+from xtrax.run._appended.errors import as_sink_error
+from xtrax.run._appended.files import (
     COMMITS,
     FORMAT,
     HEADER,
@@ -49,7 +43,9 @@ from xtrax.run._run_files import (
     read_header,
     run_root,
 )
-from xtrax.run._shards import (
+from xtrax.run._appended.inspection import Inspection, inspect_store
+from xtrax.run._appended.remains import refuse_remains
+from xtrax.run._appended.shards import (
     PARTIAL,
     ArraySpec,
     TileData,
@@ -61,7 +57,11 @@ from xtrax.run._shards import (
     write_tile,
     write_whole,
 )
-from xtrax.run._store_errors import as_sink_error
+from xtrax.run._errors import SinkError
+from xtrax.run._fsync import fsync_directory, make_folder
+from xtrax.run._json import write_json_atomic
+from xtrax.run._lock import FolderLock, NoLock
+from xtrax.run._names import HIDDEN
 
 _GROW_SECONDS = 1.0
 _OTHERS = ("results.jsonl", "results.h5")

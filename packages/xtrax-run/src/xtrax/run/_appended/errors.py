@@ -4,8 +4,8 @@ import contextlib
 from collections.abc import Callable, Collection, Generator
 from pathlib import Path
 
+from xtrax.run._appended.files import DamagedRunError, read_committed
 from xtrax.run._errors import SinkError
-from xtrax.run._run_files import DamagedRunError, read_committed
 
 
 @contextlib.contextmanager

@@ -5,8 +5,8 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from xtrax.run._appended.shards import PARTIAL, ArraySpec
 from xtrax.run._fsync import fsync_directory
-from xtrax.run._shards import PARTIAL, ArraySpec
 
 _METADATA = ("zarr.json", f"zarr.json{PARTIAL}")
 _SHARD = re.compile(rf"c(\.\d+)*({re.escape(PARTIAL)})?")

@@ -9,13 +9,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from xtrax.run._append_store import AppendStore
+from xtrax.run._appended.files import DamagedRunError
+from xtrax.run._appended.store import AppendStore
 from xtrax.run._checks import new_run_id
-from xtrax.run._fingerprint import fingerprint, refuse_changes
-from xtrax.run._inputs import Source
 from xtrax.run._provenance import collect_provenance
-from xtrax.run._run_files import DamagedRunError
-from xtrax.run._run_outputs import (
+from xtrax.run._tiled.fingerprint import fingerprint, refuse_changes
+from xtrax.run._tiled.inputs import Source
+from xtrax.run._tiled.outputs import (
     Collected,
     array_specs,
     final_names,
@@ -24,10 +24,10 @@ from xtrax.run._run_outputs import (
     state_to_bytes,
     sum_bytes,
 )
-from xtrax.run._run_request import Request
-from xtrax.run._tile_program import TileProgram, TileResult, Work, array_type
-from xtrax.run._tile_reader import TileInputs
-from xtrax.run._tiles import DistinctRows, Tiles, choose_tile_rows
+from xtrax.run._tiled.program import TileProgram, TileResult, Work, array_type
+from xtrax.run._tiled.reader import TileInputs
+from xtrax.run._tiled.request import Request
+from xtrax.run._tiled.tiles import DistinctRows, Tiles, choose_tile_rows
 from xtrax.tiling.strategy import DedupGather
 
 _log = logging.getLogger("xtrax.run")

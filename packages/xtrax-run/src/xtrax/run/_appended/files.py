@@ -7,9 +7,9 @@ from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Any
 
-from xtrax.run._commit_log import is_sealed, read_log, write_file
+from xtrax.run._appended.commit_log import is_sealed, read_log, write_file
+from xtrax.run._appended.shards import PARTIAL
 from xtrax.run._names import HIDDEN
-from xtrax.run._shards import PARTIAL
 
 FORMAT = 1
 LAYOUT = "appended-1"

@@ -23,36 +23,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import zarr
-from distributed import Client, as_completed, get_worker
+from distributed import as_completed, get_worker
 from zarr.storage import MemoryStore
 
+from xtrax.run._appended.shards import ArraySpec, TileData, WrittenTile, flush, write_tile, write_whole
 from xtrax.run._fsync import fsync_directory
-from xtrax.run._inputs import Source, is_key
 from xtrax.run._names import HIDDEN
-from xtrax.run._open_run import Session, rows_on_host, state_bytes, trace_tile
-from xtrax.run._progress import Progress
-from xtrax.run._report import RunReport
-from xtrax.run._shards import ArraySpec, TileData, WrittenTile, flush, write_tile, write_whole
-from xtrax.run._tile_program import TileProgram, Work
-from xtrax.run._tile_reader import ReadTile, TileInputs
-from xtrax.run._tiles import Tiles
+from xtrax.run._tiled.inputs import Source, is_key
+from xtrax.run._tiled.program import TileProgram, Work
+from xtrax.run._tiled.progress import Progress
+from xtrax.run._tiled.reader import ReadTile, TileInputs
+from xtrax.run._tiled.report import RunReport
+from xtrax.run._tiled.session import Session, rows_on_host, state_bytes, trace_tile
+from xtrax.run._tiled.tiles import Tiles
 from xtrax.stages import HostSink, HostTap
 from xtrax.stages._effects import expected_elements
 from xtrax.stages._host_record import run_watched
 
 _JOB = "job.pickle"
-
-
-def check_client(client: Any) -> None:
-    """Refuse what is no client, or one that does not block.
-
-    Raises:
-        TypeError: If it is no `distributed.Client`, or an asynchronous one.
-    """
-    if not isinstance(client, Client):
-        raise TypeError(f"client must be a dask.distributed.Client or None, not {type(client).__name__}: {client!r}")
-    if client.asynchronous:
-        raise TypeError("client is asynchronous, and run_tiled waits for its tiles; make it with asynchronous=False")
 
 
 @dataclasses.dataclass(frozen=True)

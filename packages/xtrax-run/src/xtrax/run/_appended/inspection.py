@@ -6,10 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from xtrax.run._commit_log import read_log
-from xtrax.run._names import HIDDEN
-from xtrax.run._remains import refuse_remains
-from xtrax.run._run_files import (
+from xtrax.run._appended.commit_log import read_log
+from xtrax.run._appended.files import (
     COMMITS,
     HEADER,
     LAYOUT,
@@ -27,7 +25,9 @@ from xtrax.run._run_files import (
     read_metadata,
     run_root,
 )
-from xtrax.run._shards import ArraySpec, state_folder
+from xtrax.run._appended.remains import refuse_remains
+from xtrax.run._appended.shards import ArraySpec, state_folder
+from xtrax.run._names import HIDDEN
 
 _FOLDER = "is a folder, where a run keeps a file"
 

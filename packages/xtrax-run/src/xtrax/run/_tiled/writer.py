@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
-from xtrax.run._append_store import AppendStore
-from xtrax.run._shards import TileData, WrittenTile
+from xtrax.run._appended.shards import TileData, WrittenTile
+from xtrax.run._appended.store import AppendStore
 
 
 class TileWriter:

@@ -1,0 +1,1 @@
+"""What the sinks share to which results are staged by key, and how two of the formats are written."""
