@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from xtrax.tiling import JaxScanIterator, MapIterator, SafeMapIterator, ScanIterator, VmapIterator, safe_map
-from xtrax.tiling._layout import Chunks
+from xtrax.tiling._map.layout import Chunks
 
 # For a tile of B = 4: nothing, one, B - 1, B, B + 1, a multiple, and primes.
 SIZES = [0, 1, 3, 4, 5, 8, 13, 23]

@@ -32,7 +32,7 @@ from xtrax.tiling import (
     lowered_memory_estimate,
     reducers,
 )
-from xtrax.tiling._hooks import AxisHook
+from xtrax.tiling._execute.hooks import AxisHook
 from xtrax.tiling.errors import DispatchRejected
 from xtrax.tiling.execute import _run_plan, execute_plan
 

@@ -23,7 +23,7 @@ from xtrax.tiling import (
     execute_plan,
 )
 from xtrax.tiling import reducers as rd
-from xtrax.tiling._hooks import AxisHook
+from xtrax.tiling._execute.hooks import AxisHook
 from xtrax.tiling.execute import _run_plan
 
 

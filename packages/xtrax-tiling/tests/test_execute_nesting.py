@@ -12,7 +12,7 @@ from jax import lax
 from jax.experimental import io_callback
 
 from xtrax.tiling import AxisDecision, AxisSpec, BatchPlan, DedupSpec, SafeMap, Scan, Vmap
-from xtrax.tiling._hooks import AxisHook
+from xtrax.tiling._execute.hooks import AxisHook
 from xtrax.tiling.execute import _run_plan, execute_plan
 from xtrax.tiling.strategy import AxisStrategy
 

@@ -30,12 +30,12 @@ from xtrax.tiling import (
     SafeMap,
     Scan,
     Vmap,
-    _execute_program,
     execute_plan,
     tiled_vmap,
 )
 from xtrax.tiling import reducers as rd
-from xtrax.tiling._hooks import AxisHook
+from xtrax.tiling._execute import program
+from xtrax.tiling._execute.hooks import AxisHook
 from xtrax.tiling.execute import _run_plan
 
 
@@ -429,7 +429,7 @@ def test_arrays_that_the_function_closes_over_are_no_constants_of_the_program(mo
 
         return call
 
-    monkeypatch.setattr(_execute_program.jax, "jit", spied)
+    monkeypatch.setattr(program.jax, "jit", spied)
     outputs, _ = execute_plan(lambda x: matrix @ x, plan, x, axes=[("a", "t")])
     np.testing.assert_allclose(outputs, x @ np.asarray(matrix).T, rtol=1e-3, atol=1e-3)
     assert len(programs) == 1

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from jax.experimental import io_callback
 
-from xtrax.tiling._chunked import chunked_vmap, map_chunks
-from xtrax.tiling._layout import Chunks
+from xtrax.tiling._map.chunked import chunked_vmap, map_chunks
+from xtrax.tiling._map.layout import Chunks
 from xtrax.tiling._same_jaxpr import compiled_once
 
 MODES: dict[str, Any] = {"saved": {}, "remat": {"remat": True}, "smaller backward": {"grad_chunk": 3}}

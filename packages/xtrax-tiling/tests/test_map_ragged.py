@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from xtrax.tiling import _ragged_programs as programs
 from xtrax.tiling import iter_ragged, map_ragged
+from xtrax.tiling._ragged import programs
 
 anything: Any = None
 

@@ -14,7 +14,7 @@ from jax import lax
 from jax.sharding import AxisType, PartitionSpec
 
 from xtrax.tiling import Reducer, reducers, tiled_vmap
-from xtrax.tiling._reducer_sums import _chunk_sum, _sum_pairs
+from xtrax.tiling._reducers.sums import _chunk_sum, _sum_pairs
 
 UNIT = 2.0**-24  # the unit roundoff of float32
 EDGES = (-1e8, -1.0, 0.1, 0.3, 3.0, 1e8)

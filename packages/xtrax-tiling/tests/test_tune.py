@@ -24,7 +24,7 @@ from xtrax.tiling import (
     _tuning,
     tune_batch_size,
 )
-from xtrax.tiling._tune_cache import forget
+from xtrax.tiling._tuning.cache import forget
 
 
 @pytest.fixture(autouse=True)

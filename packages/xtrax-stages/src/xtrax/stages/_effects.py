@@ -13,7 +13,7 @@ from xtrax.stages._host_call import NO_TOKEN, fire_lanes
 from xtrax.stages._host_record import HostRecord
 from xtrax.stages.boundaries import AxisBoundary, BoundaryCallable
 from xtrax.stages.host import HostSink, HostTap, refuse_derivatives
-from xtrax.tiling._hooks import AxisHook
+from xtrax.tiling._execute.hooks import AxisHook
 from xtrax.tiling.plan import AxisDecision
 
 
@@ -102,7 +102,7 @@ class BoundaryEffects:
     lost: bool
 
     def __call__(self, values: Any, index: jax.Array, mask: Any) -> tuple[Any, Any]:
-        """Pass rows through the tap and the sink; see `xtrax.tiling._hooks`."""
+        """Pass rows through the tap and the sink; see `xtrax.tiling._execute.hooks`."""
         effects = [effect for effect in (self.tap, self.sink) if effect is not None]
         hosted = [isinstance(effect, (HostTap, HostSink)) for effect in effects]
         if self.lost and any(hosted):

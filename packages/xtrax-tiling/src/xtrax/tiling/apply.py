@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 
 from xtrax.tiling._axes import broadcast_prefix
-from xtrax.tiling._batch_inputs import BatchInputs, normal_axis
 from xtrax.tiling._check import check_callable, check_int
-from xtrax.tiling._chunked import map_chunks
-from xtrax.tiling._layout import Chunks
+from xtrax.tiling._dependence.inputs import BatchInputs, normal_axis
+from xtrax.tiling._map.chunked import map_chunks
+from xtrax.tiling._map.layout import Chunks
 from xtrax.tiling.independence import IndependenceReport, analyse
 
 

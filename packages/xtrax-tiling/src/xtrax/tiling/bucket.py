@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from xtrax.tiling._axes import broadcast_prefix
-from xtrax.tiling._boundaries import padding_waste, suggest_boundaries
 from xtrax.tiling._check import check_boundaries, check_int
 from xtrax.tiling._host_arrays import exact_scalar, number_array
+from xtrax.tiling._ragged.boundaries import padding_waste, suggest_boundaries
 from xtrax.tiling.ragged import iter_ragged, map_ragged
 
 __all__ = ["bucketize", "iter_ragged", "map_ragged", "padding_waste", "select_bucket", "suggest_boundaries"]

@@ -8,8 +8,8 @@ import jax
 
 from xtrax.tiling._check import check_callable, check_name
 from xtrax.tiling._host_memory import host_memory_limit
+from xtrax.tiling._plan.spec import AxisSpec
 from xtrax.tiling._programs import Program, as_abstract, compiled_bytes
-from xtrax.tiling._spec import AxisSpec
 
 Axes: TypeAlias = Sequence[str | Collection[str] | None]
 

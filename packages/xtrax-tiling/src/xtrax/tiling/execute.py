@@ -9,16 +9,16 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from xtrax.tiling._batch_plan import BatchPlan
-from xtrax.tiling._execute_args import Bound, bind, check_axes, check_key, check_plan, check_sizes
-from xtrax.tiling._execute_arrays import HeldArrays, held_arrays
-from xtrax.tiling._execute_axes import Axis, Nest, Result, run_nest
-from xtrax.tiling._execute_bucket import Batch, batches, check_ragged, fused, length_axes, take_items
-from xtrax.tiling._execute_lanes import Operand
-from xtrax.tiling._execute_mesh import check_mesh, run_on_mesh
-from xtrax.tiling._execute_program import run_program
-from xtrax.tiling._hooks import NO_HOOK, AxisHook
-from xtrax.tiling._spec import AxisDecision
+from xtrax.tiling._execute.args import Bound, bind, check_axes, check_key, check_plan, check_sizes
+from xtrax.tiling._execute.arrays import HeldArrays, held_arrays
+from xtrax.tiling._execute.axes import Axis, Nest, Result, run_nest
+from xtrax.tiling._execute.bucket import Batch, batches, check_ragged, fused, length_axes, take_items
+from xtrax.tiling._execute.hooks import NO_HOOK, AxisHook
+from xtrax.tiling._execute.lanes import Operand
+from xtrax.tiling._execute.mesh import check_mesh, run_on_mesh
+from xtrax.tiling._execute.program import run_program
+from xtrax.tiling._plan.batch_plan import BatchPlan
+from xtrax.tiling._plan.spec import AxisDecision
 from xtrax.tiling.errors import DispatchRejected
 from xtrax.tiling.strategy import Bucket, DedupGather, SafeMap, Scan, Vmap
 
@@ -102,7 +102,7 @@ def _run_plan(
     key: Any,
     hooks: Mapping[str, AxisHook],
 ) -> Any:
-    """`execute_plan` with something at the edges of axes; `xtrax.tiling._hooks` says what."""
+    """`execute_plan` with something at the edges of axes; `xtrax.tiling._execute.hooks` says what."""
     decisions = check_plan(fn, plan)
     names = check_axes(decisions, args, axes)
     key = check_key(fn, decisions, key)

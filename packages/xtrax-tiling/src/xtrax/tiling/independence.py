@@ -9,11 +9,11 @@ from typing import Any, Literal
 
 import jax
 
-from xtrax.tiling._batch_inputs import BatchInputs
 from xtrax.tiling._check import check_callable
-from xtrax.tiling._dependence import follow
-from xtrax.tiling._dependence_state import Batched, Cause, Mixed, State, user_line
-from xtrax.tiling._perturb import moved_output
+from xtrax.tiling._dependence.follow import follow
+from xtrax.tiling._dependence.inputs import BatchInputs
+from xtrax.tiling._dependence.perturb import moved_output
+from xtrax.tiling._dependence.state import Batched, Cause, Mixed, State, user_line
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,8 +10,8 @@ from jax import lax
 from xtrax.tiling._axes import resolve_axes
 from xtrax.tiling._carry_check import checked_cond, checked_step, checked_transition
 from xtrax.tiling._check import check_bool, check_callable, check_int
-from xtrax.tiling._chunked import chunked_vmap
-from xtrax.tiling._layout import Chunks
+from xtrax.tiling._map.chunked import chunked_vmap
+from xtrax.tiling._map.layout import Chunks
 from xtrax.tiling.carry import materialize_carry
 
 

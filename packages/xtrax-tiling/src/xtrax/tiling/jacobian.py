@@ -15,9 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from xtrax.tiling._check import check_batch_size, check_bool, check_callable
-from xtrax.tiling._chunked import chunked_vmap
-from xtrax.tiling._layout import Chunks
-from xtrax.tiling._memory import MemoryBudget
+from xtrax.tiling._map.chunked import chunked_vmap
+from xtrax.tiling._map.layout import Chunks
+from xtrax.tiling._planner.memory import MemoryBudget
 from xtrax.tiling._split import ARRAY_LIKE, type_text
 from xtrax.tiling.tune import tune_batch_size
 

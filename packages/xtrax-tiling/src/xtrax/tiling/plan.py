@@ -5,15 +5,15 @@ import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from xtrax.tiling._batch_plan import BatchPlan, label
-from xtrax.tiling._by_size import by_limit, by_size, distinct_by_size, remainder_text
 from xtrax.tiling._check import check_callable, check_names
-from xtrax.tiling._claims import by_axis, refuse_duplicates
-from xtrax.tiling._dedup_data import search, without
-from xtrax.tiling._fit import fit
-from xtrax.tiling._memory import MemoryBudget
-from xtrax.tiling._plan_memory import PlanMemory, byte_text, check_estimate
-from xtrax.tiling._spec import AxisDecision, AxisSpec
+from xtrax.tiling._plan.account import PlanMemory, byte_text, check_estimate
+from xtrax.tiling._plan.batch_plan import BatchPlan, label
+from xtrax.tiling._plan.claims import by_axis, refuse_duplicates
+from xtrax.tiling._plan.spec import AxisDecision, AxisSpec
+from xtrax.tiling._planner.by_size import by_limit, by_size, distinct_by_size, remainder_text
+from xtrax.tiling._planner.dedup_data import search, without
+from xtrax.tiling._planner.fit import fit
+from xtrax.tiling._planner.memory import MemoryBudget
 from xtrax.tiling.carry import CarrySpec
 from xtrax.tiling.dedup import DedupSpec
 from xtrax.tiling.errors import AmbiguousAxisError, BudgetInfeasibleError, RemainderWarning

@@ -13,7 +13,7 @@ from jax.core import Tracer
 from xtrax.tiling._axes import broadcast_prefix
 from xtrax.tiling._check import check_boundaries, check_callable, check_int
 from xtrax.tiling._host_arrays import exact_scalar, number_array, refuse_wrapping
-from xtrax.tiling._ragged_programs import Element, ElementFn, Program, Programs, programs_of
+from xtrax.tiling._ragged.programs import Element, ElementFn, Program, Programs, programs_of
 
 
 def map_ragged(

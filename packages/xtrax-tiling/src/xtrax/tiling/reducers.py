@@ -19,9 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from xtrax.tiling import _reducer_orders as orders
-from xtrax.tiling import _reducer_sums as sums
 from xtrax.tiling._check import check_callable, check_int
+from xtrax.tiling._reducers import orders, sums
 
 __all__ = [
     "Reducer",

@@ -10,10 +10,10 @@ import numpy as np
 from jax.core import Tracer
 
 from xtrax.tiling._check import check_batch_size, check_bool, check_callable, check_int
-from xtrax.tiling._execute_args import check_key
-from xtrax.tiling._execute_program import run_program
-from xtrax.tiling._tiled_args import Bound, bind
-from xtrax.tiling._tiled_run import Options, run
+from xtrax.tiling._execute.args import check_key
+from xtrax.tiling._execute.program import run_program
+from xtrax.tiling._map.args import Bound, bind
+from xtrax.tiling._map.run import Options, run
 from xtrax.tiling.reducers import as_reducer
 from xtrax.tiling.tune import tune_batch_size
 

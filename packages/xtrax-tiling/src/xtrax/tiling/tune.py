@@ -13,10 +13,10 @@ from jax.core import Tracer
 
 from xtrax.tiling._axes import resolve_axes
 from xtrax.tiling._check import check_budget, check_callable, check_int
-from xtrax.tiling._memory import MemoryBudget
+from xtrax.tiling._planner.memory import MemoryBudget
 from xtrax.tiling._programs import Program, as_abstract
-from xtrax.tiling._tune_cache import keep, recall
-from xtrax.tiling._tuning import TunedBatchSize, search
+from xtrax.tiling._tuning.cache import keep, recall
+from xtrax.tiling._tuning.measure import TunedBatchSize, search
 from xtrax.tiling.iterator import SafeMapIterator
 
 __all__ = ["TunedBatchSize", "tune_batch_size"]

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
-from xtrax.tiling._execute_args import bind
-from xtrax.tiling._execute_axes import Axis, Nest
-from xtrax.tiling._execute_lanes import Operand
-from xtrax.tiling._hooks import NO_HOOK, AxisHook
+from xtrax.tiling._execute.args import bind
+from xtrax.tiling._execute.axes import Axis, Nest
+from xtrax.tiling._execute.hooks import NO_HOOK, AxisHook
+from xtrax.tiling._execute.lanes import Operand
 from xtrax.tiling.carry import materialize_carry
 from xtrax.tiling.execute import _fires, _run_on_device
 from xtrax.tiling.plan import AxisDecision

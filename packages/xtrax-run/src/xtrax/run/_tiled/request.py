@@ -23,8 +23,8 @@ from xtrax.stages import AxisBoundary, axis_boundaries_by_name, validate_plan_to
 from xtrax.stages._effects import axis_hooks
 from xtrax.stages._host_record import outside_traces
 from xtrax.tiling import BatchPlanner
-from xtrax.tiling._execute_args import check_axes, check_key, check_plan, check_sizes
-from xtrax.tiling._execute_mesh import check_mesh
+from xtrax.tiling._execute.args import check_axes, check_key, check_plan, check_sizes
+from xtrax.tiling._execute.mesh import check_mesh
 from xtrax.tiling.plan import AxisSpec, BatchPlan
 from xtrax.tiling.strategy import DedupGather, Scan
 

@@ -1,0 +1,1 @@
+"""Does one element of a batch touch another? Two traces are followed in lockstep, and what they leave open is tried."""

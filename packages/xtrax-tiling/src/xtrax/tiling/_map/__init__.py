@@ -1,0 +1,1 @@
+"""The chunked map: how an axis is cut, the loop as a JAX primitive, and a call of `tiled_vmap`."""

@@ -1,0 +1,1 @@
+"""Chunk sizes that are timed: how, and where the figures are kept."""
