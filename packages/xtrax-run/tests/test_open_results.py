@@ -1,9 +1,12 @@
 """`open_results` of tiled, keyed and training runs."""
 
+import itertools
 import json
 import os
 import shutil
 import sys
+import threading
+import time
 from collections.abc import Mapping
 
 import jax.numpy as jnp
@@ -14,6 +17,7 @@ import zarr
 from xtrax.run import DamagedRunError, SinkSpec, ZarrStagingSink, open_results, run_tiled
 from xtrax.run._appended.shards import ArraySpec, TileData
 from xtrax.run._appended.store import AppendStore
+from xtrax.run._checks import check_folder
 from xtrax.stages import AxisBoundary
 from xtrax.tiling import AxisSpec, reducers
 
@@ -147,15 +151,59 @@ def test_other_files_that_are_gone(file, folder):
 def test_a_tile_without_its_line_in_the_log(folder):
     log = folder / ".xtrax" / "commits.jsonl"
     log.write_text(log.read_text().replace('"tile":1', '"tile":7'))
-    with pytest.raises(DamagedRunError, match=r"tile 1 of array '.*' is shown, but no whole line"):
+    with pytest.raises(DamagedRunError, match=r"commits\.jsonl line 2 does not fit its checksum.*verify_store tells"):
         open_results(folder)
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_a_log_that_was_cut(finished, folder):
+    log = folder / ".xtrax" / "commits.jsonl"
+    log.write_text("".join(log.read_text().splitlines(keepends=True)[:1]))
+    message = r"commits\.jsonl was cut or changed: it names 1 tiles, .* finished with 3"
+    if not finished:
+        (folder / ".xtrax" / "manifest.json").unlink()
+        message = r"zarr\.json says 6 rows where 2 are committed"
+    with pytest.raises(DamagedRunError, match=message):
+        open_results(folder)
+
+
+@pytest.mark.parametrize(
+    ("file", "before", "after", "what"),
+    [
+        ("aux/z", '"bool"', '"int8"', "data_type"),
+        ("y", '"little"', '"big"', "codecs"),
+        ("y", "[6, 4, 2]", "[6, 2, 4]", "shape"),
+        ("y", "[6, 4, 2]", "[8, 4, 2]", "says 8 rows where 6 are committed"),
+        ("y", '"fill_value": 0.0', '"fill_value": 1.0', "fill_value"),
+    ],
+)
+def test_an_array_whose_description_was_changed(file, before, after, what, folder):
+    path = folder / file / "zarr.json"
+    text = path.read_text()
+    assert before in text
+    path.write_text(text.replace(before, after))
+    with pytest.raises(DamagedRunError, match=rf"{file}/zarr\.json (was changed: )?{what}; verify_store tells"):
+        open_results(folder)
+
+
+def test_the_rows_are_those_of_the_log(folder):
+    """After a kill, `zarr.json` is behind for good."""
+    (folder / ".xtrax" / "manifest.json").unlink()
+    for name in ("y", "aux/z"):
+        path = folder / name / "zarr.json"
+        path.write_text(path.read_text().replace('"shape": [6', '"shape": [2'))
+    assert zarr.open_array(folder / "y", mode="r").shape == (2, 4, 2)
+    results = open_results(folder)
+    np.testing.assert_array_equal(results["y"][:], np.stack([X, -X], axis=-1))
+    np.testing.assert_array_equal(results["aux/z"][:], X > 7)
+    assert results.state == {"finished": False, "tiles": 3, "committed": 3, "rows": 6}
 
 
 def test_the_log_of_another_run(folder, tmp_path_factory):
     other = tmp_path_factory.mktemp("other")
     run_tiled(lambda x: x, X, specs=[AxisSpec("row", 6, 6)], tile_size=2, sink=SinkSpec(other), progress="off")
     shutil.copy(other / ".xtrax" / "commits.jsonl", folder / ".xtrax" / "commits.jsonl")
-    with pytest.raises(DamagedRunError, match=r"tile 0 of array '.*' is shown, but no whole line"):
+    with pytest.raises(DamagedRunError, match=r"names tile 0 with arrays \['output'\], which is not of this run"):
         open_results(folder)
 
 
@@ -169,6 +217,82 @@ def test_what_is_written_at_the_end_is_looked_for_too(tmp_path):
 
 
 SPEC = ArraySpec("y", (2,), "float32", 1, ("n", None))
+
+
+def start(folder, tiles=2):
+    store = AppendStore(folder)
+    store.create({"run_id": "one", "rows": tiles, "tile_rows": 1}, [SPEC], {})
+    for tile in range(tiles):
+        data = TileData(tile, {"y": np.full((1, 2), tile, np.float32)}, None, {})
+        store.commit([store.begin(lambda data=data: data)])
+    store.finalize({})
+    store.close()
+
+
+def test_a_reader_beside_runs_that_start(tmp_path):
+    """It sees no run, or the run, and nothing else."""
+    seen, wrong, stop = set(), [], threading.Event()
+    folders = [tmp_path / "runs" / str(i) for i in range(30)]
+
+    def poll():
+        while not stop.is_set():
+            for folder in folders:
+                try:
+                    results = open_results(folder)
+                    assert results["y"].shape[0] <= results.state["committed"] <= 2
+                    seen.add(folder)
+                except FileNotFoundError as error:
+                    if not any(text in str(error) for text in ("no folder", "has not started", "no output that is")):
+                        wrong.append(error)
+                except Exception as error:  # noqa: BLE001 - all of them are told below
+                    wrong.append(error)
+
+    reader = threading.Thread(target=poll)
+    reader.start()
+    try:
+        for folder in folders:
+            start(folder)
+    finally:
+        time.sleep(0.1)
+        stop.set()
+        reader.join()
+    assert not wrong
+    assert seen
+
+
+@pytest.mark.parametrize("step", ["read_header", "layout_of", "refuse_remains", "read_manifest", "check_metadata"])
+def test_a_run_that_starts_between_two_looks(step, tmp_path, monkeypatch):
+    from xtrax.run import results
+
+    real, looks = getattr(results, step), itertools.count()
+
+    def started_meanwhile(*args, **options):
+        found = real(*args, **options)
+        if next(looks) == 0:
+            start(tmp_path)
+        return found
+
+    if step in ("read_manifest", "check_metadata"):  # these come once there is a header
+        store = AppendStore(tmp_path)
+        store.create({"run_id": "zero", "rows": 5, "tile_rows": 1}, [SPEC], {})
+        store.close()
+    monkeypatch.setattr(results, step, started_meanwhile)
+    opened = open_results(tmp_path)
+    assert opened.provenance["run_id"] in ("zero", "one")
+    assert opened["y"][:, 0].tolist() == list(range(opened.state["committed"]))
+
+
+def test_a_folder_that_is_made_meanwhile(tmp_path, monkeypatch):
+    def exists(path):
+        path.mkdir(exist_ok=True)
+        return True
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(tmp_path), "exists", exists)
+        assert check_folder(tmp_path / "out", "output_dir", "a folder") == tmp_path / "out"
+    (tmp_path / "link").symlink_to(tmp_path / "nothing")
+    with pytest.raises(FileNotFoundError, match="link is a dangling symbolic link; give"):
+        open_results(tmp_path / "link")
 
 
 def test_a_run_that_is_being_written(tmp_path, monkeypatch):

@@ -57,7 +57,11 @@ def check_folder(path: Any, name: str, what: str) -> Path:
     path = check_path(path, name, what)
     if path.is_dir():
         return path
-    found = "a file, not a folder" if path.exists() else "no folder"
+    found = "a dangling symbolic link" if path.is_symlink() else "no folder"
+    if path.exists():
+        if path.is_dir():  # it was made meanwhile
+            return path
+        found = "a file, not a folder"
     raise FileNotFoundError(f"{path} is {found}; give {what}")
 
 

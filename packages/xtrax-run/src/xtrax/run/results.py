@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -10,18 +10,22 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import zarr
+from zarr.storage import LocalStore, StorePath
 
-from xtrax.run._appended.commit_log import read_log
 from xtrax.run._appended.files import (
     COMMITS,
     HEADER,
     LAYOUT,
+    MANIFEST,
     DamagedRunError,
+    count_first,
     count_tiles,
     layout_of,
+    metadata_of,
     read_header,
     read_manifest,
 )
+from xtrax.run._appended.inspection import Problem, check_metadata, read_records
 from xtrax.run._appended.remains import refuse_remains
 from xtrax.run._appended.shards import ArraySpec
 from xtrax.run._checks import check_folder
@@ -32,6 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Results", "open_results"]
 
+_LOOKS = 10  # at a run that changes while it is looked at
 _WHAT_TO_DO = "verify_store tells all that is damaged, and the run's own call of run_tiled computes it again"
 
 
@@ -119,21 +124,23 @@ def _lazy(array: zarr.Array) -> Any:
 def open_results(output_dir: str | os.PathLike[str]) -> Results:
     """Open what a run has left, without reading its arrays. The run may be going on, killed or finished.
 
-    Of a tiled run it is checked, once, that the shards of the rows that are shown are there and have the sizes that
-    were committed; `verify_store` reads them too.
+    Of a tiled run it is checked, once, that its header, log and manifest and the `zarr.json` of each array are what was
+    written, and that the shards of the rows that are shown are there and have the sizes that were committed;
+    `verify_store` reads them too.
 
     Args:
         output_dir: The folder: that of `run_tiled`, of a keyed Zarr sink, or of a training run of the command line.
 
     Returns:
-        The results. Of a tiled run that is not finished, the rows that are committed without a gap.
+        The results. Of a tiled run that is not finished, the rows that the log commits without a gap. A plain Zarr
+        reader may see fewer: the length in `zarr.json` is behind while the run goes on, and after a kill.
 
     Raises:
         TypeError: If `output_dir` is no path.
         FileNotFoundError: If there is no such folder, or no run's output in it; also before a run has started, or if
             its start was killed.
-        DamagedRunError: If a tiled run's header or manifest was changed, or a file of it is missing or has another
-            size; `verify_store` tells more.
+        DamagedRunError: If a tiled run's header, log, manifest or `zarr.json` was changed, or a file of it is missing or
+            has another size; `verify_store` tells more.
 
     Examples:
         >>> import tempfile, warnings, jax.numpy as jnp, numpy as np
@@ -151,19 +158,45 @@ def open_results(output_dir: str | os.PathLike[str]) -> Results:
         ([0.0, 2.0, 4.0, 6.0], True, 'demo')
     """
     path = check_folder(output_dir, "output_dir", "the folder of a run")
-    header, layout = read_header(path), layout_of(path)
-    if header is not None or layout == LAYOUT or not (path / "zarr.json").exists():
-        refuse_remains(path, has_header=header is not None)
-        header = header or read_header(path)  # a live run may have written it meanwhile
+    for _ in range(_LOOKS - 1):
+        before = _picture(path)
+        try:
+            return _open(path)
+        except (DamagedRunError, FileNotFoundError):
+            # What does not fit together is wrong only if nobody has written meanwhile.
+            if _picture(path) == before:
+                raise
+    return _open(path)
+
+
+def _picture(path: Path) -> list[tuple[int, ...] | None]:
+    """What tells whether a tiled run has gone on."""
+    seen: list[tuple[int, ...] | None] = []
+    for file in (path / HIDDEN / HEADER, path / HIDDEN / MANIFEST, path / HIDDEN / COMMITS, path / "zarr.json"):
+        try:
+            found = os.stat(file)
+        except (FileNotFoundError, NotADirectoryError):
+            seen.append(None)
+        else:
+            seen.append((found.st_ino, found.st_size, found.st_mtime_ns))
+    return seen
+
+
+def _open(path: Path) -> Results:
+    header = read_header(path)  # the last file that is written when a run is made
     if header is not None:
+        refuse_remains(path, has_header=True)
         return _tiled(path, header)
+    # In this order: a run that is being made gets its root, with the layout, between any two looks at it.
+    has_root, layout = (path / "zarr.json").exists(), layout_of(path)
+    if has_root and layout != LAYOUT:
+        return _keyed(path)
+    refuse_remains(path, has_header=False)
     if layout == LAYOUT:
         raise FileNotFoundError(
             f"{path} holds a run that has not started: its {HIDDEN}/{HEADER} is not written yet, and nothing is "
             "committed. If run_tiled is not at it now, its start was stopped; the same call makes it anew"
         )
-    if (path / "zarr.json").exists():
-        return _keyed(path)
     if (path / "manifest.json").exists() or (path / "metrics.zarr").exists():
         return _training(path)
     raise FileNotFoundError(
@@ -172,28 +205,28 @@ def open_results(output_dir: str | os.PathLike[str]) -> Results:
 
 
 def _tiled(path: Path, header: dict[str, Any]) -> Results:
-    # The log is read before the arrays: what it names is there whatever the run commits meanwhile.
-    records = _records(path)
+    # The manifest is written last, so it is read first; the log before the shards: what it names is there.
     manifest = read_manifest(path)
+    problems: list[Problem] = []
+    records, log_sha256 = read_records(path, header, problems)
+    _refuse(problems)
+    if manifest is not None and (manifest["log_sha256"], manifest["tiles"]) != (log_sha256, len(records)):
+        raise DamagedRunError(
+            f"{path / HIDDEN / COMMITS} was cut or changed: it names {len(records)} tiles, and is not the log that "
+            f"{HIDDEN}/{MANIFEST} was written for, when the run finished with {manifest['tiles']}; {_WHAT_TO_DO}"
+        )
+    shown = range(count_first(records, count_tiles(header)))
+    rows = min(header["rows"], len(shown) * header["tile_rows"])
     arrays, dims = {}, {}
     for spec in map(ArraySpec.from_json, header["arrays"]):
         if spec.tile_rows is None and manifest is None:
             continue  # written when the run ends
-        arrays[spec.name] = array = _open_array(path, spec)
+        arrays[spec.name] = _open_array(path, header, spec, rows)
         dims[spec.name] = _dim_names(spec.name, spec.dims)
-        if spec.tile_rows is None:
-            if manifest is not None and spec.name in manifest["finals"]:
-                _check_sizes(path, spec, {0: manifest["finals"][spec.name]["bytes"]})
-            continue
-        shown = range(-(-array.shape[0] // spec.tile_rows))
-        if not all(tile in records for tile in shown):
-            records = _records(path)  # a live writer has committed more, and shows it
-        if unknown := [tile for tile in shown if spec.name not in records.get(tile, {"arrays": ()})["arrays"]]:
-            raise DamagedRunError(
-                f"{path}: tile {unknown[0]} of array {spec.name!r} is shown, but no whole line of {HIDDEN}/{COMMITS} "
-                f"says that it was committed; {_WHAT_TO_DO}"
-            )
-        _check_sizes(path, spec, {tile: records[tile]["arrays"][spec.name]["bytes"] for tile in shown})
+        if spec.tile_rows is not None:
+            _check_sizes(path, spec, {tile: records[tile]["arrays"][spec.name]["bytes"] for tile in shown})
+        elif manifest is not None and spec.name in manifest["finals"]:
+            _check_sizes(path, spec, {0: manifest["finals"][spec.name]["bytes"]})
     timings: dict[str, float] = {}
     for record in records.values():
         for name, seconds in record.items():
@@ -210,21 +243,17 @@ def _tiled(path: Path, header: dict[str, Any]) -> Results:
     return _results(path, arrays, provenance, timings, state, dims)
 
 
-def _records(path: Path) -> dict[int, dict[str, Any]]:
-    try:
-        return {record["tile"]: record for record in read_log(path / HIDDEN / COMMITS).records}
-    except (FileNotFoundError, IsADirectoryError):
-        return {}  # and there is no shard either
+def _refuse(problems: Iterable[Problem]) -> None:
+    for problem in problems:
+        raise DamagedRunError(f"{problem}; {_WHAT_TO_DO}")
 
 
-def _open_array(path: Path, spec: ArraySpec) -> zarr.Array:
-    try:
-        return zarr.open_array(spec.folder(path), mode="r")
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, KeyError, ValueError) as error:
-        raise DamagedRunError(
-            f"{spec.folder(path) / 'zarr.json'} of array {spec.name!r} is missing or was changed ({error}); "
-            f"{_WHAT_TO_DO}"
-        ) from error
+def _open_array(path: Path, header: dict[str, Any], spec: ArraySpec, rows: int) -> zarr.Array:
+    """An array with the rows that the log has: those that `zarr.json` says are behind, for good after a kill."""
+    folder, grows = spec.folder(path), spec.tile_rows is not None
+    expected = metadata_of(header, spec.name, rows if grows else None)
+    _refuse(check_metadata(folder, expected, spec.name, at_most=grows))
+    return zarr.Array.from_dict(StorePath(LocalStore(folder, read_only=True)), expected)
 
 
 def _check_sizes(path: Path, spec: ArraySpec, sizes: Mapping[int, int]) -> None:

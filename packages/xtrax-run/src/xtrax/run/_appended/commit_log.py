@@ -45,12 +45,14 @@ class LogContent:
         damaged: Numbers (from 1) of whole lines that are not what was written.
         whole_bytes: Where the last whole line ends.
         torn: Whether something follows it.
+        sha256: Of the whole file.
     """
 
     records: tuple[dict[str, Any], ...]
     damaged: tuple[int, ...]
     whole_bytes: int
     torn: bool
+    sha256: str
 
 
 def read_log(path: Path) -> LogContent:
@@ -71,7 +73,7 @@ def read_log(path: Path) -> LogContent:
             records.append({name: value for name, value in record.items() if name != _CHECK})
         else:
             damaged.append(number)
-    return LogContent(tuple(records), tuple(damaged), whole, whole < len(data))
+    return LogContent(tuple(records), tuple(damaged), whole, whole < len(data), hashlib.sha256(data).hexdigest())
 
 
 class CommitLog:

@@ -92,7 +92,7 @@ def inspect_store(folder: Path) -> Inspection:
         raise FileNotFoundError(f"{folder} holds no tiled run: it has no {HIDDEN}/{HEADER}")
     specs = [ArraySpec.from_json(value) for value in header["arrays"]]
     problems: list[Problem] = []
-    records = _records(folder, header, {spec.name for spec in specs if spec.tile_rows is not None}, problems)
+    records, log_sha256 = read_records(folder, header, problems)
     tiles = sorted(records)
     by_name = {spec.name: spec for spec in specs}
 
@@ -103,22 +103,32 @@ def inspect_store(folder: Path) -> Inspection:
         for found in pool.map(check, tiles):
             problems += found
     rows = min(header["rows"], header["tile_rows"] * count_first(records, len(tiles)))
-    finished = _check_manifest(folder, header, by_name, len(tiles), problems)
+    finished = _check_manifest(folder, header, by_name, len(tiles), log_sha256, problems)
     problems += _metadata_problems(folder, header, specs, rows, finished=finished)
     size = sum(file["bytes"] for record in records.values() for file in record["arrays"].values())
     return Inspection(header, records, tuple(problems), size, finished)
 
 
-def _records(folder: Path, header: dict[str, Any], names: set[str], problems: list[Problem]) -> dict[int, Any]:
+def read_records(
+    folder: Path, header: dict[str, Any], problems: list[Problem]
+) -> tuple[dict[int, dict[str, Any]], str | None]:
+    """The log's record of each tile that it names, and the sha256 of the log (None if it cannot be read).
+
+    Args:
+        folder: The root.
+        header: What `run.json` says.
+        problems: What is wrong with the log is added to them.
+    """
     path = folder / HIDDEN / COMMITS
+    names = {spec["name"] for spec in header["arrays"] if spec["tile_rows"] is not None}
     try:
         content = read_log(path)
     except FileNotFoundError:
         problems.append(Problem(path, "is missing"))
-        return {}
+        return {}, None
     except IsADirectoryError:
         problems.append(Problem(path, _FOLDER))
-        return {}
+        return {}, None
     for line in content.damaged:
         problems.append(Problem(path, f"line {line} does not fit its checksum; the tile that it named is given up"))
     tiles = count_tiles(header)
@@ -129,7 +139,7 @@ def _records(folder: Path, header: dict[str, Any], names: set[str], problems: li
                                     f"is not of this run of {tiles} tiles of {sorted(names)}"))  # fmt: skip
             continue
         records[record["tile"]] = record
-    return records
+    return records, content.sha256
 
 
 def _tile_problems(
@@ -163,25 +173,33 @@ def _file_problem(path: Path, file: dict[str, Any]) -> str | None:
 def _metadata_problems(
     folder: Path, header: dict[str, Any], specs: list[ArraySpec], rows: int, *, finished: bool
 ) -> Iterator[Problem]:
-    yield from _metadata_problem(folder, run_root(header["run_id"], header["provenance"]))
-    yield from _metadata_problem(folder / HIDDEN, group_metadata({}))
+    yield from check_metadata(folder, run_root(header["run_id"], header["provenance"]))
+    yield from check_metadata(folder / HIDDEN, group_metadata({}))
     made = [spec.name for spec in specs if spec.tile_rows is not None or finished]
     for group in dict.fromkeys(group for name in made for group in group_folders(folder, name)):
-        yield from _metadata_problem(group, group_metadata({}))
+        yield from check_metadata(group, group_metadata({}))
     for spec in specs:
         if spec.tile_rows is None:
             if finished:
-                yield from _metadata_problem(spec.folder(folder), metadata_of(header, spec.name), spec.name)
+                yield from check_metadata(spec.folder(folder), metadata_of(header, spec.name), spec.name)
             continue
         # While a run goes on, an array's length is behind what is committed; never ahead of it.
-        yield from _metadata_problem(
+        yield from check_metadata(
             spec.folder(folder), metadata_of(header, spec.name, rows), spec.name, at_most=not finished
         )
 
 
-def _metadata_problem(
+def check_metadata(
     folder: Path, expected: dict[str, Any], name: str | None = None, *, at_most: bool = False
 ) -> Iterator[Problem]:
+    """What differs in a folder's `zarr.json` from what it should say.
+
+    Args:
+        folder: Of the node.
+        expected: What it should say.
+        name: Of the array, if it is one.
+        at_most: Whether it may have fewer rows.
+    """
     path = folder / "zarr.json"
     try:
         found = read_metadata(folder)
@@ -212,7 +230,12 @@ def _is_shape(shape: Any) -> bool:
 
 
 def _check_manifest(
-    folder: Path, header: dict[str, Any], specs: dict[str, ArraySpec], tiles: int, problems: list[Problem]
+    folder: Path,
+    header: dict[str, Any],
+    specs: dict[str, ArraySpec],
+    tiles: int,
+    log_sha256: str | None,
+    problems: list[Problem],
 ) -> bool:
     path = folder / HIDDEN / MANIFEST
     try:
@@ -223,9 +246,8 @@ def _check_manifest(
     if manifest is None:
         return False
     expected = {"run_id": header["run_id"], "rows": header["rows"], "tiles": tiles}
-    log = folder / HIDDEN / COMMITS
-    if log.is_file():
-        expected["log_sha256"] = digest_of_file(log)
+    if log_sha256 is not None:
+        expected["log_sha256"] = log_sha256
     differing = [name for name, value in expected.items() if manifest.get(name) != value]
     if differing:
         problems.append(Problem(path, f"does not fit the log and the header: {', '.join(differing)}"))
