@@ -218,6 +218,19 @@ def test_a_finished_run_has_what_is_known_at_its_end(tmp_path):
     assert sorted(name for name, _ in group.arrays()) == ["end", "y"]  # its own files are no arrays
 
 
+def test_a_damaged_run_that_is_only_looked_at_stays_as_it_is(tmp_path):
+    store = fresh(tmp_path)
+    commit(store, *map(tile, range(4)))
+    store.finalize({"end": np.array([3, 4], np.int32)})
+    store.close()
+    (tmp_path / "y" / "c.1.0.0").write_bytes(b"damaged")
+    before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
+    store = AppendStore(tmp_path)
+    assert store.recover().damaged_tiles == {1}
+    store.close()  # as when the call is refused for another reason
+    assert {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()} == before
+
+
 def test_one_live_writer(tmp_path):
     store = fresh(tmp_path)
     with pytest.raises(SinkError, match=f"another live sink.*{os.getpid()}"):

@@ -1,10 +1,13 @@
 """What may be staged and what comes back, in every format, against numpy."""
 
+import functools
 import gc
 import importlib.metadata
+import itertools
 import json
 import os
 import re
+import shutil
 import threading
 import warnings
 from pathlib import Path
@@ -29,7 +32,10 @@ from xtrax.run import (
     new_run_id,
     read_jsonl,
     read_jsonl_provenance,
+    run_tiled,
+    verify_store,
 )
+from xtrax.tiling import AxisSpec
 
 try:
     import h5py
@@ -417,6 +423,85 @@ def test_a_folder_holds_one_format(fmt, tmp_path):
         if other != "h5" or h5py is not None:
             with pytest.raises(ValueError, match=f"already holds output in the format '{fmt}'"):
                 SINKS[other](tmp_path, run_id="one")
+
+
+def content(folder):
+    return {path: (path.stat().st_ino, path.stat().st_mtime_ns, path.read_bytes())
+            for path in folder.rglob("*") if path.is_file()}  # fmt: skip
+
+
+def leave_remains(fmt, folder):
+    """What a writer that was killed may leave."""
+    if fmt == "tiled":
+        return
+    hidden = folder / ".xtrax"
+    (hidden / ("new" if fmt == "zarr" else "")).mkdir(parents=True)
+    for name in {"zarr": ("new/zarr.json",), "jsonl": ("new",), "h5": ("journal.new",)}[fmt]:
+        (hidden / name).write_text("half")
+    if fmt == "zarr":
+        shutil.copytree(folder / "a", hidden / "old" / "b")
+        (hidden / "zarr.json").write_text('{"zarr_format": 3, "node_type": "group", "attributes": {}}')
+    if fmt == "jsonl":
+        with (folder / "results.jsonl").open("a") as file:
+            file.write('{"key": ["b"')
+
+
+@pytest.mark.parametrize("remains", [False, True])
+@pytest.mark.parametrize("there", [*SINKS, "tiled"])
+def test_a_refusal_changes_nothing(there, remains, tmp_path):
+    if there == "h5" and h5py is None:
+        pytest.skip("h5py is not installed")
+    specs = [AxisSpec("n", 4, 4)]
+    run = functools.partial(run_tiled, lambda x: x, np.ones(4, np.float32), specs=specs, progress="off")
+    if there == "tiled":
+        run(sink=SinkSpec(tmp_path, run_id="one"))
+    else:
+        with SINKS[there](tmp_path, run_id="one") as sink:
+            sink.stage(("a",), x=np.ones(3))
+    if remains:
+        leave_remains(there, tmp_path)
+    before = content(tmp_path)
+    for fmt, run_id in itertools.product(SINKS, ("one", "two", None)):
+        if (fmt, run_id) != (there, "one") and (fmt != "h5" or h5py is not None):
+            with pytest.raises(ValueError, match=r"holds (the run 'one'|output)"):
+                make_sink(SinkSpec(tmp_path, format=fmt, run_id=run_id))
+            assert content(tmp_path) == before
+    for run_id in ("one", "two", None):
+        if there != "tiled" or run_id == "two":
+            with pytest.raises(ValueError, match=r"holds (results|a Zarr store|the run 'one')"):
+                run(sink=SinkSpec(tmp_path), run_id=run_id)
+            assert content(tmp_path) == before
+    if there == "tiled":
+        assert verify_store(tmp_path).ok
+
+
+def test_an_h5_file_is_refused_before_its_journal_is_played(tmp_path, monkeypatch):
+    pytest.importorskip("h5py")
+    from xtrax.run._staged import h5_file
+
+    with H5StagingSink(tmp_path, run_id="one") as sink:
+        sink.stage(("a",), x=np.ones(3))
+    sink = H5StagingSink(tmp_path, run_id="one", flush_every=2)
+    sink.stage(("b",), x=np.ones(3))
+
+    def killed(handle, body, journal):
+        size, pages = h5_file._unpack(body)
+        os.pwrite(handle, bytes(200), pages[0][0] * 4096 + 100)  # half of a page
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(h5_file, "_play", killed)
+        with pytest.raises(KeyboardInterrupt):
+            sink.drain()
+    sink._lock.release()
+    before = content(tmp_path)
+    assert tmp_path / ".xtrax" / "journal" in before
+    with pytest.raises(ValueError, match="holds the run 'one'"):
+        H5StagingSink(tmp_path, run_id="two")
+    assert content(tmp_path) == before
+    H5StagingSink(tmp_path, run_id="one").finalize()
+    for key in ("a", "b"):
+        np.testing.assert_array_equal(arrays_of("h5", tmp_path, key)["x"], np.ones(3))
 
 
 def test_output_of_others_is_not_touched(tmp_path):

@@ -31,15 +31,24 @@ class _H5Writer:
         self._journal = folder / HIDDEN / "journal"
         self._nodes: dict[str, Literal["group", "array"]] = {}
 
-    def load(self) -> dict[str, Any] | None:
-        recover(self._path, self._journal)
+    def find(self) -> dict[str, Any] | None:
         if not self._path.exists():
             return None
         if not self._h5py.is_hdf5(self._path):
             raise ValueError(f"{self._path} is no HDF5 file, or a damaged one; choose another output_dir")
-        with self._h5py.File(self._path, "r") as file:
-            file.visititems(self._note)
-            return {name: _load_attr(value) for name, value in file.attrs.items()}
+        preview = TransactionFile(self._path, self._journal)  # the file itself may be broken while there is a journal
+        try:
+            preview.replay()
+            with self._h5py.File(preview, "r") as file:
+                return {name: _load_attr(value) for name, value in file.attrs.items()}
+        finally:
+            preview.end()
+
+    def load(self) -> None:
+        recover(self._path, self._journal)
+        if self._path.exists():
+            with self._h5py.File(self._path, "r") as file:
+                file.visititems(self._note)
 
     def _note(self, path: str, node: Any) -> None:
         self._nodes[path] = "array" if isinstance(node, self._h5py.Dataset) else "group"

@@ -51,11 +51,13 @@ class _JsonlWriter:
         self._path = folder / _FILE
         self._handle: int | None = None
 
-    def load(self) -> dict[str, Any] | None:
+    def find(self) -> dict[str, Any] | None:
+        return read_jsonl_provenance(self._path) if self._path.exists() else None
+
+    def load(self) -> None:
         (self._folder / HIDDEN / "new").unlink(missing_ok=True)
         if not self._path.exists():
-            return None
-        provenance = read_jsonl_provenance(self._path)  # before anything is cut off, in case the file is not ours
+            return
         self._handle = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
         size, whole = os.fstat(self._handle).st_size, _whole_lines(self._handle)
         if whole < size:
@@ -64,7 +66,6 @@ class _JsonlWriter:
             )
             os.ftruncate(self._handle, whole)
             os.fsync(self._handle)
-        return provenance
 
     def create(self, provenance: dict[str, Any]) -> None:
         new = self._folder / HIDDEN / "new"

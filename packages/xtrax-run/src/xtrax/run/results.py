@@ -139,8 +139,8 @@ def open_results(output_dir: str | os.PathLike[str]) -> Results:
         TypeError: If `output_dir` is no path.
         FileNotFoundError: If there is no such folder, or no run's output in it; also before a run has started, or if
             its start was killed.
-        DamagedRunError: If a tiled run's header, log, manifest or `zarr.json` was changed, or a file of it is missing or
-            has another size; `verify_store` tells more.
+        DamagedRunError: If a tiled run's header, log, manifest or `zarr.json` was changed, or a file of it is missing
+            or has another size; `verify_store` tells more.
 
     Examples:
         >>> import tempfile, warnings, jax.numpy as jnp, numpy as np

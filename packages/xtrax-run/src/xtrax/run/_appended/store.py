@@ -93,6 +93,7 @@ class AppendStore:
         self._specs: dict[str, ArraySpec] = {}
         self._rows_shown: dict[str, int] = {}
         self._grown_at = 0.0
+        self._writes = False  # what is only looked at, or refused, stays as it is
         # A tile that waits for the disk leaves the core to the next one; more than two only cost memory.
         self._tiles = ThreadPoolExecutor(2, thread_name_prefix="xtrax-tile")
         self._files = ThreadPoolExecutor(4, thread_name_prefix="xtrax-file")
@@ -168,6 +169,7 @@ class AppendStore:
                 f"{foreign[1].name!r} in it, which no run wrote; move it away, rename the output, or choose another "
                 "output_dir"
             )
+        self._writes = True
         with self._failing("cannot be written"):
             hidden = self.folder / HIDDEN
             for spec in (*before, *specs):  # of a run without a committed tile
@@ -250,6 +252,7 @@ class AppendStore:
         """Give up what `recover` found to be damaged, so that it is computed again."""
         if not found.problems:
             return
+        self._writes = True
         with self._failing("cannot be repaired"):
             hidden = self.folder / HIDDEN
             self._unlink(hidden / MANIFEST)  # it speaks of tiles that are about to go
@@ -304,6 +307,7 @@ class AppendStore:
             self._log_records([tile.record for tile in tiles])
 
     def _log_records(self, records: Sequence[dict[str, Any]]) -> None:
+        self._writes = True
         self._log.append(records)
         self.committed.update((record["tile"], record) for record in records)
         if self._known.get("sequential"):  # only the last carry is ever read again
@@ -374,7 +378,7 @@ class AppendStore:
     def close(self) -> None:
         """Show all that is committed, and let other writers in."""
         try:
-            if self.header is not None and self._lock.held():
+            if self._writes and self.header is not None and self._lock.held():
                 with contextlib.suppress(OSError):  # the disk may be full; the log knows what is committed
                     self._grow()
         finally:

@@ -31,7 +31,7 @@ class TransactionFile(io.RawIOBase):
             journal: Where the journal goes; on the same file system.
         """
         self._handle = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        self._journal = journal
+        self._path, self._journal = path, journal
         self._base = self._size = os.fstat(self._handle).st_size
         self._first_new = -(-self._base // _PAGE)  # pages from here on hold nothing that was there before
         self._pages: dict[int, bytearray] = {}
@@ -123,12 +123,23 @@ class TransactionFile(io.RawIOBase):
         self._base = self._size  # from here on only forward
         _play(self._handle, body, self._journal)
 
+    def replay(self) -> None:
+        """Read from now on what a commit that was stopped would have written; the file stays as it is.
+
+        Raises:
+            ValueError: If the journal is damaged.
+        """
+        if (body := _read_journal(self._path, self._journal)) is not None:
+            self._size, pages = _unpack(body)
+            self._pages.update((number, bytearray(page)) for number, page in pages)
+
     def end(self) -> None:
         """Close, and take back what was not committed."""
         if self._handle >= 0:
             handle, self._handle = self._handle, -1
             try:
-                os.ftruncate(handle, self._base)
+                if os.fstat(handle).st_size != self._base:
+                    os.ftruncate(handle, self._base)
             finally:
                 os.close(handle)
 
@@ -141,12 +152,9 @@ def recover(path: Path, journal: Path) -> None:
         OSError: If the file cannot be written.
     """
     journal.with_suffix(".new").unlink(missing_ok=True)
-    if not journal.exists():
+    body = _read_journal(path, journal)
+    if body is None:
         return
-    data = journal.read_bytes()
-    body, digest = data[:-32], data[-32:]
-    if not body.startswith(_MAGIC) or hashlib.sha256(body).digest() != digest:
-        raise ValueError(f"{journal} is damaged; without it {path} may be too. Restore both from a copy")
     handle = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
         _play(handle, body, journal)
@@ -154,14 +162,34 @@ def recover(path: Path, journal: Path) -> None:
         os.close(handle)
 
 
-def _play(handle: int, body: bytes, journal: Path) -> None:
+def _read_journal(path: Path, journal: Path) -> bytes | None:
+    """What a journal says, if there is one."""
+    if not journal.exists():
+        return None
+    data = journal.read_bytes()
+    body, digest = data[:-32], data[-32:]
+    if not body.startswith(_MAGIC) or hashlib.sha256(body).digest() != digest:
+        raise ValueError(f"{journal} is damaged; without it {path} may be too. Restore both from a copy")
+    return body
+
+
+def _unpack(body: bytes) -> tuple[int, list[tuple[int, memoryview]]]:
+    """The file's size, and pages with their numbers."""
     at = len(_MAGIC) + _HEAD.size
     size, count = _HEAD.unpack(body[len(_MAGIC) : at])
+    pages = []
     for _ in range(count):
         (number,) = _NUMBER.unpack_from(body, at)
         start = at + _NUMBER.size
-        _pwrite_all(handle, memoryview(body)[start : start + _PAGE], number * _PAGE)
         at = start + _PAGE
+        pages.append((number, memoryview(body)[start:at]))
+    return size, pages
+
+
+def _play(handle: int, body: bytes, journal: Path) -> None:
+    size, pages = _unpack(body)
+    for number, page in pages:
+        _pwrite_all(handle, page, number * _PAGE)
     os.ftruncate(handle, size)
     os.fsync(handle)
     journal.unlink()

@@ -43,8 +43,11 @@ class Writer(Protocol):
 
     def __init__(self, folder: Path): ...
 
-    def load(self) -> dict[str, Any] | None:
-        """Repair what a dead writer left behind; return the provenance on disk, `None` if there is no output yet."""
+    def find(self) -> dict[str, Any] | None:
+        """The provenance on disk, `None` if there is no output yet. Changes nothing: the output may be another's."""
+
+    def load(self) -> None:
+        """Repair what a dead writer left behind, be there output or not."""
 
     def create(self, provenance: dict[str, Any]) -> None:
         """Start the output, durably and all at once."""
@@ -99,10 +102,13 @@ class BufferedSink:
         try:
             make_folder(self.output_dir)
             self._lock = FolderLock(self.output_dir)
+            accepted = False
             try:
-                self.provenance: dict[str, Any] = self._open(run_id)
+                found = self._find(run_id)
+                accepted = True
+                self.provenance: dict[str, Any] = self._open(found, run_id)
             except BaseException:
-                self._end()
+                self._end(tidy=accepted)  # what is refused stays as it is
                 raise
         except SinkError:
             raise
@@ -114,18 +120,17 @@ class BufferedSink:
             ) from error
         self.run_id: str = self.provenance["run_id"]
 
-    def _open(self, run_id: str | None) -> dict[str, Any]:
+    def _find(self, run_id: str | None) -> dict[str, Any] | None:
+        """The provenance on disk, if it is a run that may be gone on with; it is refused before anything is changed."""
         for other, file in _FILES.items():
             if other != self._writer.format and (self.output_dir / file).exists():
                 raise ValueError(
                     f"{self.output_dir} already holds output in the format {other!r}; choose another output_dir for "
                     f"{self._writer.format!r}"
                 )
-        found = self._writer.load()
+        found = self._writer.find()
         if found is None:
-            provenance = {"run_id": run_id or new_run_id(), "layout": LAYOUT, **collect_provenance()}
-            self._writer.create(provenance)
-            return provenance
+            return None
         if "run_id" not in found or found.get("layout") != LAYOUT:
             raise ValueError(
                 f"{self.output_dir} holds output that this version of xtrax.run did not write (layout "
@@ -137,6 +142,14 @@ class BufferedSink:
                 f"run_id={found['run_id']!r} to go on with it, or choose another output_dir"
             )
         return found
+
+    def _open(self, found: dict[str, Any] | None, run_id: str | None) -> dict[str, Any]:
+        self._writer.load()
+        if found is not None:
+            return found
+        provenance = {"run_id": run_id or new_run_id(), "layout": LAYOUT, **collect_provenance()}
+        self._writer.create(provenance)
+        return provenance
 
     def stage(self, key: Key, attrs: Mapping[str, Any] | None = None, **arrays: Any) -> None:
         """Buffer arrays and attributes of a key; drain if `flush_every` calls have come together.
@@ -256,10 +269,10 @@ class BufferedSink:
             self.drain()
             self._end()
 
-    def _end(self) -> None:
+    def _end(self, *, tidy: bool = True) -> None:
         self._finalized = True
         try:
-            self._writer.close(tidy=self._lock.held())
+            self._writer.close(tidy=tidy and self._lock.held())
         finally:
             self._lock.release()
 

@@ -32,16 +32,14 @@ class KeyedZarrWriter:
     dtypes: ClassVar[frozenset[str]] = NUMERIC
 
     def __init__(self, folder: Path):
-        """Nothing is touched before `load`."""
+        """Nothing is changed before `load`."""
         self._folder = folder
         self._hidden = folder / HIDDEN
         self._new = self._hidden / "new"
         self._old = self._hidden / "old"
 
-    def load(self) -> dict[str, Any] | None:
-        """Undo what a killed writer left half-done; return the root's attributes."""
-        shutil.rmtree(self._new, ignore_errors=True)  # never renamed into place, so never promised
-        self._restore()
+    def find(self) -> dict[str, Any] | None:
+        """The root's attributes."""
         root = self._folder / "zarr.json"
         if not root.exists():
             if (self._hidden / HEADER).exists():
@@ -52,8 +50,14 @@ class KeyedZarrWriter:
         metadata = json.loads(root.read_bytes())
         if metadata.get("node_type") != "group":
             raise ValueError(f"{self._folder} holds a Zarr {metadata.get('node_type')}; choose another output_dir")
-        self._show_hidden()
         return metadata.get("attributes", {})
+
+    def load(self) -> None:
+        """Undo what a killed writer left half-done."""
+        shutil.rmtree(self._new, ignore_errors=True)  # never renamed into place, so never promised
+        self._restore()
+        if (self._folder / "zarr.json").exists():
+            self._show_hidden()
 
     def _restore(self) -> None:
         """Put back arrays that were moved aside and whose replacement never arrived."""
