@@ -362,13 +362,42 @@ def test_a_damaged_tile_is_named_and_computed_again(what, kind, finished, tmp_pa
     rows = Rows()
     with caplog.at_level(logging.WARNING, "xtrax.run"):
         again = run(tmp_path / "out", rows, kind)
-    compared, computed = rows.read[:2], rows.read[2:]
-    assert compared == ([0, 8] if finished else [0, 4])
+    compared, computed = rows.read[:3], rows.read[3:]
+    assert compared == ([0, 8, 2] if finished else [0, 4, 2])
     assert computed == ([2] if finished else [2, 6, 8])  # exactly that tile, and what was not done
     assert again.tiles_done == len(computed)
     assert named in caplog.text
     assert verify_store(tmp_path / "out").ok
     assert zarr_content_digest(tmp_path / "out") == zarr_content_digest(tmp_path / "whole")
+
+
+def test_a_damaged_tile_is_not_replaced_by_what_other_inputs_give(tmp_path):
+    run(tmp_path / "out", Rows())
+    (tmp_path / "out" / "y" / "c.2.0").unlink()
+    other = Rows()
+    other.values[5] += 1
+    with pytest.raises(ValueError, match=r"the inputs of tile 2 \(rows 4 to 5\) are not those"):
+        run(tmp_path / "out", other)
+    assert run(tmp_path / "out", Rows()).tiles_done == 1
+    np.testing.assert_array_equal(open_results(tmp_path / "out")["y"][:], 2 * Rows().values)
+
+
+def test_a_damaged_tile_that_comes_out_differently_is_told(tmp_path, caplog):
+    factor = [2]
+
+    def fn(x):
+        return jax.pure_callback(lambda x: factor[0] * np.asarray(x), x, x, vmap_method="broadcast_all")
+
+    run(tmp_path / "out", Rows(), fn=fn)
+    for expected in (False, True):
+        (tmp_path / "out" / "output" / "c.2.0").unlink()
+        caplog.clear()
+        assert run(tmp_path / "out", Rows(), fn=fn).tiles_done == 1
+        told = [
+            r.getMessage() for r in caplog.records if "differs from what was committed first: output" in r.getMessage()
+        ]
+        assert bool(told) == expected
+        factor[0] = 3
 
 
 def test_a_scan_cannot_compute_a_damaged_tile_again(tmp_path):

@@ -66,7 +66,8 @@ def in_this_process() -> dict[str, Any]:
             writer = TileWriter(store, lambda tiles: None, lambda: None)
             for i in range(_TILES):
                 writer.submit(functools.partial(TileData, i, {"output": tile}, None, {}))
-            writer.stop()
+            writer.end()
+            writer.join()
             writer.check()
             store.finalize({})
             store.close()

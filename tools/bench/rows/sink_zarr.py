@@ -30,7 +30,8 @@ def _streamed(folder: Path, tiles: list[np.ndarray]) -> None:
     writer = TileWriter(store, lambda tiles: None, lambda: None)
     for i in range(_TILES):
         writer.submit(functools.partial(TileData, i, {"output": tiles[i % len(tiles)]}, None, {}))
-    writer.stop()
+    writer.end()
+    writer.join()
     writer.check()
     store.finalize({})
     store.close()

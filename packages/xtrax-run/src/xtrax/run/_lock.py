@@ -47,13 +47,13 @@ class FolderLock:
                 self._flock(handle)
                 # That writer may have removed the file after it was opened here: then this lock protects nothing.
                 if _same_file(handle, self.path):
+                    self._closer = weakref.finalize(self, os.close, handle)
                     self._handle = handle
             finally:
                 if self._handle is None:
                     os.close(handle)
         os.ftruncate(self._handle, 0)
         os.write(self._handle, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode())
-        self._closer = weakref.finalize(self, os.close, self._handle)
         _held.add(self)
 
     def _flock(self, handle: int) -> None:

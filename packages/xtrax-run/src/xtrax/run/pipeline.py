@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import jax
 
+from xtrax.run._tiled.interrupts import deferred_interrupts
 from xtrax.run._tiled.local import run_tiles
 from xtrax.run._tiled.report import RunReport, peak_memory
 from xtrax.run._tiled.request import check_request
@@ -100,6 +101,7 @@ def run_tiled(
         FileExistsError: `resume="never"`, and the run has committed tiles.
         DamagedRunError: What the run keeps of itself was changed or is lost, or a tile is damaged that only all tiles
             before it could replace.
+        KeyboardInterrupt: For Ctrl-C, when the current tile is done; for the second one, at once.
         SinkError: The output cannot be written, or another live run writes there. What is committed is safe; the same
             call goes on from there. A finished run needs no writable disk, and is skipped.
         BaseException: What a host function or an input raises, with a note of the axis and element.
@@ -129,7 +131,7 @@ def run_tiled(
         run_id=run_id, resume=resume, prefetch=prefetch, progress=progress, client=client, mesh=mesh, key=key,
         verify_inputs=verify_inputs,
     )  # fmt: skip
-    with open_session(request) as session:
+    with deferred_interrupts() as interrupts, open_session(request, interrupts) as session:
         if client is not None:
             from xtrax.run._tiled.dask import run_on_workers  # needs an optional extra
 

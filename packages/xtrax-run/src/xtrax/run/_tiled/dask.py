@@ -179,9 +179,14 @@ def run_on_workers(session: Session) -> RunReport:
     try:
         with Progress(session.request.progress, len(session.tiles), skipped) as shown:
             submit(2 * max(1, sum(client.nthreads().values())) + session.request.prefetch)
-            for future in flying:
-                tile, about = future.result()
+            while True:
+                with session.interrupts.welcome():
+                    future = next(flying, None)
+                    if future is None:
+                        break
+                    tile, about = future.result()
                 store.commit_written([tile])
+                session.compare_again(tile.record)
                 done += 1
                 for kind in seconds:
                     seconds[kind] += tile.record[f"seconds_{kind}"]

@@ -30,8 +30,10 @@ def run_tiles(session: Session) -> RunReport:
         try:
             loop.run(reader)
         finally:
-            reader.stop()
-            loop.stop()  # what was computed is committed, also after an error
+            reader.end()
+            loop.end()
+            reader.join()
+            loop.join()  # what was computed is committed, also after an error
         loop.check()
     return RunReport(
         run_id=session.run_id,
@@ -59,6 +61,7 @@ class _Loop:
         self.started = self.computing = self.waiting = 0.0
         self.done = self.written = 0
         self._session, self._places, self._shown = session, places, shown
+        self._interrupts = session.interrupts
         self._carry: tuple[int, Any] | None = None  # the tile that it comes before, and the carry
         self.writer = None
         if session.store is not None:
@@ -67,14 +70,16 @@ class _Loop:
     def run(self, reader: TileReader) -> None:
         if self._session.todo:
             for rows in dict.fromkeys(self._session.tiles.size(tile) for tile in self._session.todo):
-                self._session.program(rows).compile()
+                with self._interrupts.welcome():
+                    self._session.program(rows).compile()
             reset_peak_memory()
         self.started = time.perf_counter()
         ahead: tuple[ReadTile, Any] | None = None
         while True:
             start = time.perf_counter()
             if ahead is None:
-                read = reader.next()
+                with self._interrupts.welcome():
+                    read = reader.next()
                 if read is None:
                     break
                 ahead = self._put(read)
@@ -86,6 +91,7 @@ class _Loop:
             seconds = time.perf_counter() - waited
             self.computing += seconds
             self._hand_over(current, result, seconds)
+            self._interrupts.check()
             # A name is a reference: while the next tile is waited for, nothing of this one should be held here.
             del leaves, result
 
@@ -132,15 +138,22 @@ class _Loop:
 
     def _committed(self, tiles: Sequence[WrittenTile]) -> None:
         written = sum(tile.bytes for tile in tiles)
+        for tile in tiles:
+            self._session.compare_again(tile.record)
         self.done += len(tiles)
         self.written += written
         self._places.give_back(len(tiles))
         self._shown.advance(len(tiles), written)
 
-    def stop(self) -> None:
+    def end(self) -> None:
+        """Nothing more is handed over."""
+        if self.writer is not None:
+            self.writer.end()
+
+    def join(self) -> None:
         """Let the writer finish what it has; `check` raises what it failed with."""
         if self.writer is not None:
-            self.writer.stop()
+            self.writer.join()
 
     def check(self) -> None:
         if self.writer is not None:

@@ -18,7 +18,7 @@ _ALONE = "output"
 
 
 def named_leaves(tree: Any, *prefix: str) -> dict[str, Any]:
-    """The leaves of a tree by the names that they have in the store.
+    """The leaves of a tree by the names that they have in the store; of PRNG keys, which Zarr cannot hold, their data.
 
     Raises:
         ValueError: If a key cannot be a name on the disk, or two leaves have one name.
@@ -29,7 +29,7 @@ def named_leaves(tree: Any, *prefix: str) -> dict[str, Any]:
         name = "/".join([*prefix, *parts]) or _ALONE
         if name in named:
             raise ValueError(f"two outputs have the name {name!r} in the store; rename one of them")
-        named[name] = leaf
+        named[name] = _without_keys(leaf)
     return named
 
 
@@ -95,8 +95,7 @@ def _dims(work: Work, shape: tuple[int, ...]) -> tuple[str | None, ...]:
 
 def state_to_bytes(state: Any) -> bytes | None:
     """A state as it is kept beside a tile; None if there is none."""
-    leaves = [jax.random.key_data(leaf) if _is_key(leaf) else leaf for leaf in jax.tree.leaves(state)]
-    return None if state is None else b"".join(np.asarray(leaf).tobytes() for leaf in leaves)
+    return None if state is None else b"".join(np.asarray(_without_keys(x)).tobytes() for x in jax.tree.leaves(state))
 
 
 def state_from_bytes(like: Any, data: bytes) -> Any:
@@ -109,7 +108,7 @@ def state_from_bytes(like: Any, data: bytes) -> Any:
     parts, start = [], 0
     for leaf in leaves:
         key = _is_key(leaf)
-        raw = jax.eval_shape(jax.random.key_data, leaf) if key else leaf
+        raw = jax.eval_shape(_without_keys, leaf)
         size = math.prod(raw.shape) * raw.dtype.itemsize
         values = np.frombuffer(data[start : start + size], raw.dtype).reshape(raw.shape)
         parts.append(jax.random.wrap_key_data(jnp.asarray(values), impl=jax.random.key_impl(leaf)) if key else values)
@@ -123,27 +122,38 @@ def _is_key(leaf: Any) -> bool:
     return jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
+def _without_keys(leaf: Any) -> Any:
+    """An array, concrete or abstract; of PRNG keys their data, uint32 with a dimension more."""
+    if not _is_key(leaf):
+        return leaf
+    return jax.random.key_data(leaf) if isinstance(leaf, jax.Array) else jax.eval_shape(jax.random.key_data, leaf)
+
+
 class Collected:
     """The outputs of a run without a sink."""
 
     def __init__(self, rows: int, shapes: TileResult):
         """Make room for all rows."""
-        self._whole = jax.tree.map(
-            lambda leaf: np.zeros((rows, *leaf.shape[1:]), leaf.dtype), (shapes.rows, shapes.carries)
-        )
+        leaves, self._treedef = jax.tree.flatten((shapes.rows, shapes.carries))
+        plain = [_without_keys(leaf) for leaf in leaves]
+        self._whole = [np.zeros((rows, *leaf.shape[1:]), leaf.dtype) for leaf in plain]
+        self._impls: dict[int, Any] = {}
 
     def put(self, start: int, result: TileResult) -> None:
         """Take the rows of a tile."""
-
-        def take(whole: np.ndarray, part: Any) -> None:
-            whole[start : start + len(part)] = part
-
-        jax.tree.map(take, self._whole, (result.rows, result.carries))
+        for i, part in enumerate(self._treedef.flatten_up_to((result.rows, result.carries))):
+            if _is_key(part):
+                self._impls[i] = jax.random.key_impl(part)
+            self._whole[i][start : start + len(part)] = _without_keys(part)
 
     @property
     def outputs(self) -> tuple[Any, dict[str, Any]]:
-        """All rows, and the carries of the Scan axes inside."""
-        return self._whole
+        """All rows, and the carries of the Scan axes inside; keys as keys."""
+        whole = [
+            jax.random.wrap_key_data(jnp.asarray(leaf), impl=self._impls[i]) if i in self._impls else leaf
+            for i, leaf in enumerate(self._whole)
+        ]
+        return self._treedef.unflatten(whole)
 
 
 def sum_bytes(named: Mapping[str, Any] | Sequence[Any]) -> int:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
+from xtrax.run._tiled.inputs import is_key
 from xtrax.tiling._execute.args import bind
 from xtrax.tiling._execute.axes import Axis, Nest
 from xtrax.tiling._execute.hooks import NO_HOOK, AxisHook
@@ -136,7 +137,9 @@ class Work:
 
 
 def _strong(leaf: Any) -> jax.Array:
-    return leaf if isinstance(leaf, jax.Array) and not leaf.weak_type else jnp.asarray(np.asarray(leaf))
+    if is_key(leaf) or (isinstance(leaf, jax.Array) and not leaf.weak_type):
+        return leaf
+    return jnp.asarray(np.asarray(leaf))
 
 
 def _unfinished(hook: AxisHook) -> AxisHook:

@@ -163,7 +163,10 @@ class TileReader:
             raise read
         return None
 
-    def stop(self) -> None:
-        """End the thread, at the tile that it is reading at the latest."""
+    def end(self) -> None:
+        """Let the thread end, at the tile that it is reading at the latest."""
         self._places.close()
+
+    def join(self) -> None:
+        """Wait until it has ended."""
         self._thread.join()

@@ -3,18 +3,20 @@
 import contextlib
 import dataclasses
 import logging
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
 from xtrax.run._appended.files import DamagedRunError
+from xtrax.run._appended.inspection import Inspection
 from xtrax.run._appended.store import AppendStore
 from xtrax.run._checks import new_run_id
 from xtrax.run._provenance import collect_provenance
 from xtrax.run._tiled.fingerprint import fingerprint, refuse_changes
-from xtrax.run._tiled.inputs import Source
+from xtrax.run._tiled.inputs import Source, is_key
+from xtrax.run._tiled.interrupts import Interrupts
 from xtrax.run._tiled.outputs import (
     Collected,
     array_specs,
@@ -38,6 +40,7 @@ class Session:
 
     Attributes:
         request: What is to be run.
+        interrupts: When Ctrl-C raises.
         work: What is computed of a tile.
         tiles: How the outermost axis is cut.
         inputs: Reads them.
@@ -45,12 +48,13 @@ class Session:
         store: Where the output goes; None without a sink.
         collected: Where it goes without a sink.
         todo: The tiles that are not committed, in order.
+        damaged: What the log says of those of them that were committed and then damaged.
         run_id: The run; None without a sink.
     """
 
-    def __init__(self, request: Request, store: AppendStore | None):
+    def __init__(self, request: Request, store: AppendStore | None, interrupts: Interrupts):
         """Look at what is to be run; nothing is compiled."""
-        self.request, self.store = request, store
+        self.request, self.store, self.interrupts = request, store, interrupts
         self.run_id: str | None = None
         self.first_carry = request.work.first_carry()
         self.shapes = self._shapes(request.work)
@@ -61,6 +65,7 @@ class Session:
         self._states: dict[int, Any] = {}  # without a sink
         self.collected = None if store is not None else Collected(request.rows, self.shapes)
         self.todo: list[int] = list(range(len(self.tiles)))
+        self.damaged: dict[int, Mapping[str, Any]] = {}
 
     def _shapes(self, work: Work) -> TileResult:
         """What a tile of one row returns, abstractly."""
@@ -127,8 +132,8 @@ class Session:
         """How many programs were compiled."""
         return sum(program.is_compiled for program in self._programs.values())
 
-    def prepare(self) -> None:
-        """Start the run in the store, or take it up."""
+    def prepare(self, found: Inspection | None) -> None:
+        """Start the run in the store, or take it up, as it was found there."""
         store, request = self.store, self.request
         if store is None:
             return
@@ -161,7 +166,9 @@ class Session:
         refuse_changes(request.output_dir, header["computes"], computes)
         self.todo = [tile for tile in self.todo if tile not in store.committed]
         self._check_carries()
-        self._check_inputs(store)
+        if found is not None:
+            self.damaged = {tile: found.records[tile] for tile in found.damaged_tiles if tile in found.records}
+        self._check_inputs(store.committed)
 
     def _check_carries(self) -> None:
         if not self.work.scans or self.store is None:
@@ -174,16 +181,32 @@ class Session:
                     "run anew in another output_dir"
                 )
 
-    def _check_inputs(self, store: AppendStore) -> None:
-        committed = sorted(store.committed)
-        for tile in committed if self.request.verify_inputs else dict.fromkeys(committed[:1] + committed[-1:]):
-            record = store.committed[tile]
+    def _check_inputs(self, committed: Mapping[int, Mapping[str, Any]]) -> None:
+        tiles = sorted(committed)
+        tiles = tiles if self.request.verify_inputs else dict.fromkeys(tiles[:1] + tiles[-1:])
+        for tile in (*tiles, *self.damaged):  # what is damaged would be replaced by what other inputs give
+            record = self.damaged.get(tile) or committed[tile]
             if record["inputs_sha256"] != self.inputs.digest(tile):
                 start, stop = self.tiles.span(tile)
                 raise ValueError(
                     f"the inputs of tile {tile} (rows {start} to {stop - 1}) are not those that it was computed from; "
                     "restore them, or choose another output_dir for a run over the new ones"
                 )
+
+    def compare_again(self, record: Mapping[str, Any]) -> None:
+        """Tell if a tile that was damaged is not what it had been."""
+        before = self.damaged.get(record["tile"])
+        if before is None:
+            return
+        parts = {**before["arrays"], "its state": before.get("state")}
+        again = {**record["arrays"], "its state": record.get("state")}
+        others = [name for name, part in parts.items() if part != again[name]]
+        if others:
+            _log.warning(
+                "%s: tile %d was damaged and computed again, and differs from what was committed first: %s; fn does "
+                "not compute the same bits twice, or a Python function that it calls has changed",
+                self.request.output_dir, record["tile"], ", ".join(others),
+            )  # fmt: skip
 
     def carry_before(self, tile: int) -> Any:
         """The carry that a tile starts from, read from the store."""
@@ -228,7 +251,8 @@ class Session:
         if self.work.reducer is not None:
             outputs = jax.tree.map(np.asarray, reduced)
         if self.work.scans:
-            carries = {self.work.outermost.spec.name: jax.tree.map(np.asarray, state["carry"]), **carries}
+            last = jax.tree.map(lambda leaf: leaf if is_key(leaf) else np.asarray(leaf), state["carry"])
+            carries = {self.work.outermost.spec.name: last, **carries}
         return (outputs, carries) if carries else outputs
 
 
@@ -253,7 +277,7 @@ def trace_tile(work: Work, rebuild: Any, sources: Sequence[Source], rows: int, c
 
 
 @contextlib.contextmanager
-def open_session(request: Request) -> Generator[Session]:
+def open_session(request: Request, interrupts: Interrupts) -> Generator[Session]:
     """Open the store of a run, if it has one, and close it at the end.
 
     Raises:
@@ -261,13 +285,16 @@ def open_session(request: Request) -> Generator[Session]:
         FileExistsError: If it holds one that must not be there.
     """
     if request.output_dir is None:
-        yield Session(request, None)
+        with interrupts.welcome():
+            session = Session(request, None, interrupts)
+        yield session
         return
     store = AppendStore(request.output_dir)
     try:
-        found = _take_up(store, request)
-        session = Session(request, store)
-        session.prepare()
+        with interrupts.welcome():
+            found = _take_up(store, request)
+            session = Session(request, store, interrupts)
+            session.prepare(found)
         if found is not None and found.problems:
             store.repair(found)
         yield session

@@ -55,9 +55,12 @@ class TileWriter:
         if self._failure is not None:
             raise self._failure
 
-    def stop(self) -> None:
-        """Wait until all that was submitted is committed, or has failed; `check` raises what it failed with."""
+    def end(self) -> None:
+        """Let the thread end once it has committed what was submitted."""
         self._queue.put(None)
+
+    def join(self) -> None:
+        """Wait until it has ended; `check` raises what it failed with."""
         self._thread.join()
 
     def _work(self) -> None:
