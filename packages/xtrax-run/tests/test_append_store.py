@@ -1,9 +1,11 @@
 """The appended store and its commit log: what is durable, what a dead writer leaves, what a full disk does."""
 
 import contextlib
+import errno
 import json
 import os
 import resource
+import shutil
 
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from xtrax.run import DamagedRunError, SinkError, ZarrStagingSink, zarr_content_digest
+from xtrax.run import DamagedRunError, SinkError, ZarrStagingSink, verify_store, zarr_content_digest
 from xtrax.run._appended.commit_log import CommitLog, read_log
 from xtrax.run._appended.shards import ArraySpec, TileData, chunk_rows, encode
 from xtrax.run._appended.store import AppendStore
@@ -229,6 +231,125 @@ def test_a_damaged_run_that_is_only_looked_at_stays_as_it_is(tmp_path):
     assert store.recover().damaged_tiles == {1}
     store.close()  # as when the call is refused for another reason
     assert {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()} == before
+
+
+@pytest.mark.parametrize(
+    ("gone", "cause"),
+    [
+        ("y", "No such file"),
+        (".xtrax", "removed or replaced"),
+        (".", "removed or replaced"),
+        ("y/c.0.0.0", "too large"),
+    ],
+)
+def test_only_what_is_still_there_is_called_safe(gone, cause, tmp_path):
+    folder = tmp_path / "out"
+    store = fresh(folder)
+    commit(store, tile(0), tile(1))
+    shutil.rmtree(folder / gone) if (folder / gone).is_dir() else (folder / gone).unlink()
+    safe = 1 if cause == "too large" else 0
+    message = rf"{cause}.*{safe} of 4 tiles are committed and safe, and {2 - safe} that were committed are gone"
+    with largest_file(100_000), pytest.raises(SinkError, match=message) as caught:
+        commit(store, tile(2))
+    store.close()
+    assert caught.value.saved == ((1,),) * safe
+
+
+def test_what_cannot_be_looked_at_is_not_called_safe(tmp_path, monkeypatch):
+    store = fresh(tmp_path)
+    commit(store, tile(0))
+    with monkeypatch.context() as patched:
+
+        def broken(*_):
+            raise OSError(errno.EIO, "Input/output error")
+
+        patched.setattr("xtrax.run._appended.errors.read_log", broken)
+        with largest_file(100_000), pytest.raises(SinkError, match="1 of 4 tiles were committed, but cannot be looked"):
+            commit(store, tile(1))
+    store.close()
+
+
+def lose(folder, how):
+    path = folder / how.removesuffix(" cut")
+    os.truncate(path, path.stat().st_size // 2) if how.endswith(" cut") else path.unlink()
+
+
+@pytest.mark.parametrize("commits", [2, 4])
+@pytest.mark.parametrize(
+    "how",
+    [".xtrax/run.json", ".xtrax/run.json cut", ".xtrax/commits.jsonl", ".xtrax/commits.jsonl cut", "y/zarr.json",
+     "y/zarr.json cut", "zarr.json", ".xtrax/zarr.json"],
+)  # fmt: skip
+def test_what_a_run_knows_is_written_anew(how, commits, tmp_path, caplog):
+    """Files that are removed or cut while it goes on; it could not be taken up without them."""
+    store = fresh(tmp_path / "out")
+    commit(store, *map(tile, range(commits)))
+    lose(tmp_path / "out", how)
+    with caplog.at_level("WARNING", "xtrax.run"):
+        for i in range(commits, 4):
+            commit(store, tile(i))
+        if how.startswith(".xtrax/") and commits == 2 and "zarr" not in how:
+            assert verify_store(tmp_path / "out").ok  # from the next commit on
+        store.finalize({"end": np.array([3, 4], np.int32)})
+    store.close()
+    if "zarr" not in how:
+        assert f"{how.removesuffix(' cut')} was removed or changed while the run went on" in caplog.text
+    assert verify_store(tmp_path / "out").ok
+    store = AppendStore(tmp_path / "out")
+    assert store.recover().finished
+    store.close()
+
+
+def test_a_run_does_not_end_without_what_it_committed(tmp_path):
+    store = fresh(tmp_path)
+    commit(store, *map(tile, range(4)))
+    (tmp_path / "y" / "c.2.0.0").unlink()
+    with pytest.raises(SinkError, match=r"tile 2 was committed, but .*/y/c\.2\.0\.0 is missing\. 3 of 4 tiles are"):
+        store.finalize({"end": np.array([3, 4], np.int32)})
+    assert not store.finalized
+    store.close()
+
+
+@pytest.mark.parametrize(
+    "name", ["y/c.1.0.0", "y/zarr.json", ".xtrax/state/1.bin", ".xtrax/manifest.json", "zarr.json"]
+)
+def test_a_folder_in_the_place_of_a_file(name, tmp_path):
+    store = fresh(tmp_path)
+    commit(store, *map(tile, range(4)))
+    store.finalize({"end": np.array([3, 4], np.int32)})
+    store.close()
+    path = tmp_path / name
+    path.unlink()
+    path.mkdir()
+    (path / "mine").write_text("mine")
+
+    def resume():
+        store = AppendStore(tmp_path)
+        try:
+            found = store.recover()
+            store.repair(found)
+            for i in set(range(4)) - store.committed.keys():
+                commit(store, tile(i))
+            store.finalize({"end": np.array([3, 4], np.int32)})
+        finally:
+            store.close()
+
+    with pytest.raises(SinkError, match=rf"a folder with something in it is.*move it away: '.*/{name}'"):
+        resume()
+    assert (path / "mine").read_text() == "mine"
+    (path / "mine").unlink()
+    resume()
+    assert verify_store(tmp_path).ok
+
+
+def test_a_folder_in_the_place_of_the_log(tmp_path):
+    store = fresh(tmp_path)
+    commit(store, tile(0))
+    store.close()
+    (tmp_path / ".xtrax" / "commits.jsonl").unlink()
+    (tmp_path / ".xtrax" / "commits.jsonl").mkdir()
+    with pytest.raises(DamagedRunError, match=r"commits\.jsonl is a folder, but .* are there"):
+        AppendStore(tmp_path)
 
 
 def test_one_live_writer(tmp_path):

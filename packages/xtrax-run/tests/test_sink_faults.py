@@ -125,6 +125,14 @@ def test_a_folder_that_is_a_file(fmt, tmp_path):
     assert (tmp_path / "out").read_text() == "mine"
 
 
+def test_a_folder_that_is_a_dangling_link(fmt, tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "gone")
+    for folder in (tmp_path / "link", tmp_path / "link" / "out"):
+        with pytest.raises(SinkError, match=r"symbolic link to .*/gone, which is not there: '.*/link'"):
+            SINKS[fmt](folder)
+    assert not (tmp_path / "gone").exists()
+
+
 def test_a_folder_that_vanishes_or_is_replaced(fmt, tmp_path):
     folder = tmp_path / "out"
     sink = SINKS[fmt](folder, flush_every=10)

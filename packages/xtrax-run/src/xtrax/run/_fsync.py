@@ -90,11 +90,15 @@ def make_folder(folder: Path) -> None:
 
     Raises:
         NotADirectoryError: If it, or one of its parents, is a file.
+        FileNotFoundError: If it, or one of its parents, is a dangling symbolic link.
         OSError: If it cannot be made.
     """
     for path in (folder, *folder.parents):
         if path.exists() and not path.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, "It is a file, not a folder", str(path))
+        if path.is_symlink() and not path.exists():
+            what = f"It is a symbolic link to {os.readlink(path)}, which is not there"
+            raise FileNotFoundError(errno.ENOENT, what, str(path))
     new = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     for path in new:

@@ -1,6 +1,7 @@
 """Names that are safe on disk: components of keys, arrays, run ids."""
 
 import operator
+import unicodedata
 from typing import Any
 
 HIDDEN = ".xtrax"  # the folder of a run's own files: lock, temporary files, journal
@@ -17,16 +18,19 @@ def check_name(name: Any, what: str) -> str:
 
     Raises:
         TypeError: If it is no string.
-        ValueError: If it is empty, made of dots only, contains `/`, `\\` or NUL, cannot be encoded, is longer than 255
-            bytes, or is reserved by Zarr (`zarr.json`, a leading `__`) or by xtrax.
+        ValueError: If it is empty, made of dots only, contains `/`, `\\` or a control character, cannot be encoded, is
+            longer than 255 bytes, or is reserved by Zarr (`zarr.json`, a leading `__`) or by xtrax.
     """
     if not isinstance(name, str):
         raise TypeError(f"{what} must be a string, not {type(name).__name__}: {name!r}")
     if not name.strip("."):
         raise ValueError(f"{what} is {name!r}; it must hold something other than dots")
-    bad = [c for c in ("/", "\\", "\0") if c in name]
+    bad = [c for c in ("/", "\\") if c in name]
     if bad:
         raise ValueError(f"{what} is {name!r} and contains {bad[0]!r}; use one component a level, as in ('a', 'b')")
+    controls = [c for c in name if unicodedata.category(c) == "Cc"]
+    if controls:
+        raise ValueError(f"{what} is {name!r} and contains the control character {controls[0]!r}; leave it out")
     if name.startswith("__") or name in ("zarr.json", HIDDEN):
         raise ValueError(f"{what} is {name!r}, which is reserved on disk (a leading '__', 'zarr.json', {HIDDEN!r})")
     try:

@@ -27,7 +27,7 @@ from xtrax.run._appended.files import (
 )
 from xtrax.run._appended.inspection import Problem, check_metadata, read_records
 from xtrax.run._appended.remains import refuse_remains
-from xtrax.run._appended.shards import ArraySpec
+from xtrax.run._appended.shards import ArraySpec, find_lost
 from xtrax.run._checks import check_folder
 from xtrax.run._names import HIDDEN
 
@@ -258,17 +258,9 @@ def _open_array(path: Path, header: dict[str, Any], spec: ArraySpec, rows: int) 
 
 def _check_sizes(path: Path, spec: ArraySpec, sizes: Mapping[int, int]) -> None:
     """Zarr reads a shard that is not there as zeros."""
-    folder = str(spec.folder(path))  # a Path for each of many thousand shards would take longer than looking at them
-    for tile, expected in sizes.items():
-        shard = f"{folder}/{spec.shard_name(tile)}"
-        try:
-            size = os.stat(shard).st_size
-        except FileNotFoundError:
-            size = None
-        if size != expected and expected:  # of rows without elements there is no shard
-            what = "is missing" if size is None else f"has {size} bytes and not {expected}: it was cut or replaced"
-            where = f"array {spec.name!r}" if spec.tile_rows is None else f"tile {tile} of array {spec.name!r}"
-            raise DamagedRunError(f"{where} is damaged: {shard} {what}; {_WHAT_TO_DO}")
+    for tile, what in find_lost(path, spec, sizes):
+        where = f"array {spec.name!r}" if spec.tile_rows is None else f"tile {tile} of array {spec.name!r}"
+        raise DamagedRunError(f"{where} is damaged: {what}; {_WHAT_TO_DO}")
 
 
 def _keyed(path: Path) -> Results:

@@ -5,7 +5,8 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from xtrax.run._appended.shards import PARTIAL, ArraySpec
+from xtrax.run._appended.files import group_folders, group_metadata, is_group, put_json
+from xtrax.run._appended.shards import PARTIAL, ArraySpec, array_metadata, flush
 from xtrax.run._fsync import fsync_directory
 
 _METADATA = ("zarr.json", f"zarr.json{PARTIAL}")
@@ -29,6 +30,19 @@ def find_foreign(root: Path, specs: Sequence[ArraySpec], before: Sequence[ArrayS
             if path not in own and (path.is_dir() or not is_file):
                 return spec, path
     return None
+
+
+def make_array(root: Path, spec: ArraySpec) -> None:
+    """Make an array's folder and groups, durably; without rows, if it has a row axis and is not there."""
+    folder, groups = spec.folder(root), group_folders(root, spec.name)
+    for group in groups:
+        group.mkdir(exist_ok=True)
+        if not is_group(group):
+            put_json(group, group_metadata({}))
+    folder.mkdir(exist_ok=True)
+    if spec.tile_rows is not None and not (folder / "zarr.json").is_file():
+        put_json(folder, array_metadata(spec, 0))
+    flush({root, *groups, folder})
 
 
 def remove_array(folder: Path) -> None:

@@ -82,6 +82,12 @@ class CommitLog:
     def __init__(self, path: Path):
         """Nothing is touched yet; `create` or `load` comes first."""
         self.path = path
+        self._written: Identity | None = None
+
+    @property
+    def is_as_written(self) -> bool:
+        """Whether it is the file that was loaded or written here, and as long."""
+        return identity_of(self.path) == self._written
 
     def create(self) -> None:
         """Make an empty log, durably, in place of any that is there."""
@@ -92,6 +98,7 @@ class CommitLog:
         content = read_log(self.path)
         if content.torn:
             self._cut(content.whole_bytes)
+        self._written = identity_of(self.path)
         return content
 
     def append(self, records: Sequence[dict[str, Any]]) -> None:
@@ -113,6 +120,7 @@ class CommitLog:
                     os.ftruncate(handle, before)
                     os.fsync(handle)
                 raise
+            self._written = _identity(os.fstat(handle))
         finally:
             os.close(handle)
 
@@ -120,8 +128,9 @@ class CommitLog:
         """Put other records in the place of all; a kill leaves the old ones or the new ones."""
         temporary = self.path.with_name(f"{self.path.name}.partial")
         write_file(temporary, b"".join(_line(record) for record in records))
-        os.replace(temporary, self.path)
+        put_in_place(temporary, self.path)
         fsync_directory(self.path.parent)
+        self._written = identity_of(self.path)
 
     def _cut(self, size: int) -> None:
         handle = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC)
@@ -134,6 +143,46 @@ class CommitLog:
 
 def _line(record: dict[str, Any]) -> bytes:
     return canonical_json_bytes(sealed(record)) + b"\n"
+
+
+Identity = tuple[int, int, int]
+
+
+def identity_of(path: Path) -> Identity | None:
+    """Tells a file from another one, and from itself when it was longer or shorter; None if there is none."""
+    try:
+        return _identity(os.stat(path))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def _identity(found: os.stat_result) -> Identity:
+    return found.st_dev, found.st_ino, found.st_size
+
+
+def put_in_place(temporary: Path, path: Path) -> None:
+    """Give a file its name, in place of whatever has it, as in `remove`."""
+    try:
+        os.replace(temporary, path)
+    except IsADirectoryError:
+        remove(path)
+        os.replace(temporary, path)
+
+
+def remove(path: Path) -> None:
+    """Remove a file, or an empty folder that has come into its place.
+
+    Raises:
+        OSError: If a folder with something in it is there.
+    """
+    if not path.is_dir():
+        path.unlink()
+        return
+    try:
+        path.rmdir()
+    except OSError as error:
+        what = "a folder with something in it is where the run keeps a file; move it away"
+        raise OSError(error.errno, what, str(path)) from None
 
 
 def write_all(handle: int, data: bytes | memoryview) -> None:

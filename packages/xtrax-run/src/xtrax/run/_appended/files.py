@@ -2,12 +2,11 @@
 
 import hashlib
 import json
-import os
 from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Any
 
-from xtrax.run._appended.commit_log import is_sealed, read_log, write_file
+from xtrax.run._appended.commit_log import is_sealed, put_in_place, write_file
 from xtrax.run._appended.shards import PARTIAL
 from xtrax.run._names import HIDDEN
 
@@ -59,26 +58,11 @@ def read_sealed(path: Path) -> dict[str, Any] | None:
     return value
 
 
-def read_committed(folder: Path) -> tuple[list[int], int] | None:
-    """The tiles that a run's log says are committed, and how many there are in all; None if there is no run.
-
-    Raises:
-        OSError: If the files of the run cannot be read.
-        DamagedRunError: If they are not what was written.
-    """
-    header = read_header(folder)
-    if header is None:
-        return None
-    tiles = count_tiles(header)
-    records = read_log(folder / HIDDEN / COMMITS).records
-    return sorted({record["tile"] for record in records if 0 <= record["tile"] < tiles}), tiles
-
-
 def put_json(folder: Path, metadata: Mapping[str, Any]) -> None:
     """Replace a folder's `zarr.json`; durable once the folder is flushed."""
     temporary = folder / f"zarr.json{PARTIAL}"
     write_file(temporary, json.dumps(metadata, allow_nan=False).encode())
-    os.replace(temporary, folder / "zarr.json")
+    put_in_place(temporary, folder / "zarr.json")
 
 
 def group_metadata(attributes: Mapping[str, Any]) -> dict[str, Any]:

@@ -104,7 +104,7 @@ def inspect_store(folder: Path) -> Inspection:
             problems += found
     rows = min(header["rows"], header["tile_rows"] * count_first(records, len(tiles)))
     finished = _check_manifest(folder, header, by_name, len(tiles), log_sha256, problems)
-    problems += _metadata_problems(folder, header, specs, rows, finished=finished)
+    problems += find_metadata_problems(folder, header, specs, rows, finished=finished)
     size = sum(file["bytes"] for record in records.values() for file in record["arrays"].values())
     return Inspection(header, records, tuple(problems), size, finished)
 
@@ -170,9 +170,18 @@ def _file_problem(path: Path, file: dict[str, Any]) -> str | None:
     return None
 
 
-def _metadata_problems(
+def find_metadata_problems(
     folder: Path, header: dict[str, Any], specs: list[ArraySpec], rows: int, *, finished: bool
 ) -> Iterator[Problem]:
+    """What differs from what was written in the `zarr.json` of any node.
+
+    Args:
+        folder: The root.
+        header: What `run.json` says.
+        specs: The arrays.
+        rows: Rows that are committed without a gap.
+        finished: Whether the run is.
+    """
     yield from check_metadata(folder, run_root(header["run_id"], header["provenance"]))
     yield from check_metadata(folder / HIDDEN, group_metadata({}))
     made = [spec.name for spec in specs if spec.tile_rows is not None or finished]

@@ -30,9 +30,10 @@ def refuse_remains(folder: Path, *, has_header: bool) -> None:
         return
     there = [str(path.relative_to(folder)) for path in _remains(folder, has_header=has_header)]
     missing = log if has_header else folder / HIDDEN / HEADER
-    if there and not missing.exists():  # a live run may have made it meanwhile
+    if there and not missing.is_file():  # a live run may have made it meanwhile
+        what = "is a folder" if missing.exists() else "is missing"
         raise DamagedRunError(
-            f"{missing} is missing, but {' and '.join(there)} of a run are there; without it nobody can tell what was "
+            f"{missing} {what}, but {' and '.join(there)} of a run are there; without it nobody can tell what was "
             "committed. Restore it from a copy, or move the folder away (or choose another output_dir) to begin anew"
         )
 

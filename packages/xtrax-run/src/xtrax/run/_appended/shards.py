@@ -12,7 +12,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Executor, wait
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,7 +23,7 @@ import zarr
 from zarr import codecs
 from zarr.storage import MemoryStore
 
-from xtrax.run._appended.commit_log import write_file
+from xtrax.run._appended.commit_log import put_in_place, write_file
 from xtrax.run._appended.crc32c import crc32c
 from xtrax.run._fsync import fsync_directory
 from xtrax.run._names import HIDDEN, check_name
@@ -197,7 +197,7 @@ def write_whole(folder: Path, name: str, *parts: bytes | memoryview) -> None:
     temporary = folder / f"{name}.{secrets.token_hex(4)}{PARTIAL}"  # unique: a lost worker may still be writing
     try:
         write_file(temporary, *parts)
-        os.replace(temporary, folder / name)
+        put_in_place(temporary, folder / name)
     except BaseException:
         temporary.unlink(missing_ok=True)  # a full disk needs the space
         raise
@@ -280,6 +280,29 @@ def _digest(parts: tuple[memoryview | bytes, ...]) -> str:
     for part in parts:
         digest.update(part)
     return digest.hexdigest()
+
+
+def find_lost(root: Path, spec: ArraySpec, sizes: Mapping[int, int]) -> Iterator[tuple[int, str]]:
+    """Tiles of an array whose shard is not there, or not as long as it was, and what is wrong with it.
+
+    Args:
+        root: The store.
+        spec: The array.
+        sizes: Bytes of the shard of each tile.
+    """
+    folder = str(spec.folder(root))  # a Path for each of many thousand shards would take longer than looking at them
+    for tile, expected in sizes.items():
+        shard = f"{folder}/{spec.shard_name(tile)}"
+        try:
+            size = os.stat(shard).st_size
+        except (FileNotFoundError, NotADirectoryError):
+            size = None
+        if size != expected and expected:  # of rows without elements there is no shard
+            yield (
+                tile,
+                f"{shard} "
+                + ("is missing" if size is None else f"has {size} bytes and not {expected}: it was cut or replaced"),
+            )
 
 
 def flush(folders: set[Path]) -> None:

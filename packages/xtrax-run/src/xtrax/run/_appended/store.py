@@ -22,9 +22,9 @@ from typing import Any
 
 import numpy as np
 
-from xtrax.run._appended.array_folders import find_foreign, remove_array
-from xtrax.run._appended.commit_log import CommitLog, read_log, sealed
-from xtrax.run._appended.errors import as_sink_error
+from xtrax.run._appended.array_folders import find_foreign, make_array, remove_array
+from xtrax.run._appended.commit_log import CommitLog, Identity, identity_of, read_log, remove, sealed
+from xtrax.run._appended.errors import as_sink_error, find_lost_tiles
 from xtrax.run._appended.files import (
     COMMITS,
     FORMAT,
@@ -34,16 +34,14 @@ from xtrax.run._appended.files import (
     count_first,
     count_tiles,
     digest_of_file,
-    group_folders,
     group_metadata,
-    is_group,
     layout_of,
     metadata_of,
     put_json,
     read_header,
     run_root,
 )
-from xtrax.run._appended.inspection import Inspection, inspect_store
+from xtrax.run._appended.inspection import Inspection, find_metadata_problems, inspect_store
 from xtrax.run._appended.remains import refuse_remains
 from xtrax.run._appended.shards import (
     PARTIAL,
@@ -88,6 +86,7 @@ class AppendStore:
         """
         self.folder = folder.absolute()  # a later chdir must not move the output
         self.header: dict[str, Any] | None = None
+        self._header_file: Identity | None = None
         self.begun = False
         self.committed: dict[int, dict[str, Any]] = {}
         self._specs: dict[str, ArraySpec] = {}
@@ -130,6 +129,7 @@ class AppendStore:
                     "another output_dir"
                 )
         refuse_remains(self.folder, has_header=header is not None)
+        self._header_file = identity_of(self.folder / HIDDEN / HEADER)
         return header
 
     @property
@@ -184,7 +184,7 @@ class AppendStore:
             put_json(self.folder, run_root(header["run_id"], provenance))
             for spec in specs:
                 if spec.tile_rows is not None:  # the others are made when the run ends
-                    self._make_array(spec)
+                    make_array(self.folder, spec)
             flush({hidden, self.folder})
             full = {
                 "format": FORMAT,
@@ -195,20 +195,10 @@ class AppendStore:
                 "provenance": dict(provenance),
             }
             write_json_atomic(hidden / HEADER, sealed(json.loads(json.dumps(full))))
+            self._header_file = identity_of(hidden / HEADER)
         self.header = read_header(self.folder)
         self.committed = {}
         self._use(specs)
-
-    def _make_array(self, spec: ArraySpec) -> None:
-        folder, groups = spec.folder(self.folder), group_folders(self.folder, spec.name)
-        for group in groups:
-            group.mkdir(exist_ok=True)
-            if not is_group(group):
-                put_json(group, group_metadata({}))
-        folder.mkdir(exist_ok=True)
-        if spec.tile_rows is not None and not (folder / "zarr.json").exists():
-            put_json(folder, array_metadata(spec, 0))
-        flush({self.folder, *groups, folder})
 
     def _use(self, specs: Sequence[ArraySpec]) -> None:
         self._specs = {spec.name: spec for spec in specs}
@@ -230,7 +220,7 @@ class AppendStore:
             self._use([ArraySpec.from_json(value) for value in self.header["arrays"]])
             if self._lock.held():
                 self._clean()
-            if self._log.path.exists():
+            if self._log.path.is_file():
                 log = read_log(self._log.path)
                 self.begun = bool(log.records or log.damaged)
             self.begun = self.begun or self.finalized
@@ -245,7 +235,7 @@ class AppendStore:
             for partial in folder.glob(f"*{PARTIAL}"):
                 partial.unlink()
         state_folder(self.folder).mkdir(exist_ok=True)
-        if self._log.path.exists():
+        if self._log.path.is_file():
             self._log.load()
 
     def repair(self, found: Inspection) -> None:
@@ -254,17 +244,32 @@ class AppendStore:
             return
         self._writes = True
         with self._failing("cannot be repaired"):
-            hidden = self.folder / HIDDEN
-            self._unlink(hidden / MANIFEST)  # it speaks of tiles that are about to go
-            for spec in self._specs.values():
-                if spec.tile_rows is not None:
-                    self._make_array(spec)
-            put_json(hidden, group_metadata({}))
-            put_json(self.folder, run_root(self._known["run_id"], self._known["provenance"]))
-            self._grow()  # the rows are hidden before their lines go
+            self._unlink(self.folder / HIDDEN / MANIFEST)  # it speaks of tiles that are about to go
+            self._put_nodes()  # the rows are hidden before their lines go
             self._log.replace(self.committed[tile] for tile in sorted(self.committed))
         for problem in found.problems:
             _log.warning("%s: %s", self.folder, problem)
+
+    def _put_nodes(self) -> None:
+        """Write what makes the folder a Zarr store anew."""
+        for spec in self._specs.values():
+            if spec.tile_rows is not None:
+                make_array(self.folder, spec)
+                self._rows_shown[spec.name] = -1
+        put_json(self.folder / HIDDEN, group_metadata({}))
+        put_json(self.folder, run_root(self._known["run_id"], self._known["provenance"]))
+        self._grow()
+
+    def _mend(self) -> None:
+        """Write the header and the log anew if somebody has removed or cut them: without them the run would be lost."""
+        header = self.folder / HIDDEN / HEADER
+        if identity_of(header) != self._header_file:
+            write_json_atomic(header, self._known)
+            self._header_file = identity_of(header)
+            _log.warning("%s was removed or changed while the run went on, and is written anew", header)
+        if not self._log.is_as_written:
+            self._log.replace(self.committed[tile] for tile in sorted(self.committed))
+            _log.warning("%s was removed or changed while the run went on, and is written anew", self._log.path)
 
     @property
     def _known(self) -> dict[str, Any]:
@@ -304,6 +309,7 @@ class AppendStore:
         with self._failing("could not be written to"):
             self._lock.check()
             flush({folder for tile in tiles for folder in tile.folders})
+            self._mend()
             self._log_records([tile.record for tile in tiles])
 
     def _log_records(self, records: Sequence[dict[str, Any]]) -> None:
@@ -352,11 +358,17 @@ class AppendStore:
             raise RuntimeError(f"tile {self.prefix} of {self.tiles} is not committed, so the run is not done")
         with self._failing("could not be finalized"):
             self._lock.check()
+            specs = list(self._specs.values())
+            for _ in find_metadata_problems(self.folder, self._known, specs, self.rows, finished=False):
+                self._put_nodes()
+                break
+            for tile, what in find_lost_tiles(self.folder, self._known, self.committed):
+                raise FileNotFoundError(f"tile {tile} was committed, but {what}")
             written = {}
             for name, values in finals.items():
                 spec = self._specs[name]
                 folder = spec.folder(self.folder)
-                self._make_array(spec)
+                make_array(self.folder, spec)
                 put_json(folder, metadata_of(self._known, name))
                 parts = encode(spec, values)
                 if parts:
@@ -365,6 +377,7 @@ class AppendStore:
                     written[name] = {"bytes": size, "sha256": digest_of_file(folder / spec.shard_name(0))}
                 fsync_directory(folder)
             self._grow()
+            self._mend()
             manifest = {
                 "format": FORMAT,
                 "run_id": self._known["run_id"],
@@ -389,7 +402,7 @@ class AppendStore:
     def _unlink(self, *paths: Path) -> None:
         for path in paths:
             with contextlib.suppress(FileNotFoundError):
-                path.unlink()
+                remove(path)
                 fsync_directory(path.parent)
 
     def _failing(self, what: str) -> contextlib.AbstractContextManager[None]:
