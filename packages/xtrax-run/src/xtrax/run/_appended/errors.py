@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from xtrax.run._appended.commit_log import read_log
-from xtrax.run._appended.files import COMMITS, DamagedRunError, count_tiles, read_header
+from xtrax.run._appended.files import COMMITS, HEADER, DamagedRunError, count_tiles, read_header
 from xtrax.run._appended.shards import ArraySpec, find_lost
 from xtrax.run._errors import SinkError
 from xtrax.run._names import HIDDEN
@@ -58,10 +58,10 @@ def _safe(folder: Path, committed: Collection[int], tiles: int) -> tuple[list[in
     told = f"{len(safe)} of {tiles} tiles are committed and safe"
     if not gone:
         return sorted(safe), f"{told}; remove the cause and run again with the same run_id to go on from there"
-    return sorted(safe), (
-        f"{told}, and {len(gone)} that were committed are gone, for their files were removed or changed. Restore them "
-        "from a copy, or remove the cause and run again to compute them anew"
-    )
+    told += f", and {len(gone)} that were committed are gone, for their files were removed or changed. Restore them"
+    if header is None:
+        return [], f"{told} from a copy, or run anew in another output_dir: {HIDDEN}/{HEADER} is gone too"
+    return sorted(safe), f"{told} from a copy, or remove the cause and run again to compute them anew"
 
 
 def find_lost_tiles(
