@@ -36,6 +36,7 @@ from xtrax.tiling import (
 from xtrax.tiling import reducers as rd
 from xtrax.tiling._execute import program
 from xtrax.tiling._execute.hooks import AxisHook
+from xtrax.tiling.errors import DispatchRejected
 from xtrax.tiling.execute import _run_plan
 
 
@@ -685,3 +686,51 @@ def test_effects_of_a_transition_occur_once_for_each_step_of_uneven_chunks():
     jax.effects_barrier()
     assert sorted(seen) == sorted(x.sum(2).ravel().tolist())
     np.testing.assert_array_equal(carries["t"], x.sum((1, 2)))
+
+
+def effectful(kind):
+    def note(value):
+        """On the host."""
+
+    def fn(x):
+        if kind == "io":
+            io_callback(note, None, x)
+        else:
+            jax.debug.callback(note, x, ordered=kind == "ordered debug")
+        return 2 * x
+
+    return fn
+
+
+@pytest.mark.parametrize("kind", ["io", "ordered debug"])
+@pytest.mark.parametrize("strategy", [Vmap(), SafeMap(1), SafeMap(2), "scan inside", "bucket outside", "tiled_vmap"])
+def test_effects_of_the_function_itself_are_refused_over_a_mesh(kind, strategy):
+    mesh, fn, x = jax.make_mesh((4,), ("d",)), effectful(kind), np.arange(5.0)
+    with pytest.raises(DispatchRejected, match=r"side effects.*devices of a mesh.*boundar"):
+        if strategy == "tiled_vmap":
+            tiled_vmap(fn, batch_size=2, mesh=mesh)(x)
+        elif strategy == "scan inside":
+            scan = Scan(lambda c, y: (c, fn(y)), 0.0)
+            plan = plan_of(decision("a", 5, Vmap()), decision("t", 3, scan))
+            execute_plan(None, plan, np.ones((5, 3)), axes=[("a", "t")], mesh=mesh)
+        elif strategy == "bucket outside":
+            plan = plan_of(decision("a", 5, Bucket((4,)), 5))
+            execute_plan(lambda x, mask: fn(x), plan, [np.ones(3, np.float32)] * 5, mesh=mesh)
+        else:
+            execute_plan(fn, plan_of(decision("a", 5, strategy)), x, mesh=mesh)
+
+
+def test_what_is_printed_for_debugging_is_not_refused_over_a_mesh():
+    fn, x, seen = effectful("debug"), np.arange(5.0), []
+    mesh = jax.make_mesh((4,), ("d",))
+
+    def shown(x):
+        jax.debug.callback(lambda v: seen.append(float(v)), x)
+        return fn(x)
+
+    plan = plan_of(decision("a", 5, SafeMap(2)))
+    for run_over in (lambda: execute_plan(shown, plan, x, mesh=mesh), lambda: tiled_vmap(shown, mesh=mesh)(x)):
+        seen.clear()
+        np.testing.assert_array_equal(run_over(), 2 * x)
+        jax.effects_barrier()
+        assert set(seen) == set(x.tolist())

@@ -53,8 +53,8 @@ def execute_plan(
         *args: The arguments.
         axes: For each argument the names of its leading dimensions, or None.
         boundaries: From an axis's name to its boundary; or one boundary, or None, for each axis in plan order.
-        mesh: Devices over which the outermost axis is split. Effects must then be unordered: they occur device by
-            device.
+        mesh: Devices over which the outermost axis is split. Effects must then be unordered, as they occur device by
+            device, and at an edge: `fn` may have none of its own.
         key: A PRNG key, from which each element gets its own.
 
     Returns:
@@ -62,8 +62,8 @@ def execute_plan(
 
     Raises:
         PlanTopologyError: If the plan and the boundaries cannot run together, or a boundary is for no axis of the plan.
-        ExecutorError: If a strategy cannot be run, an ordered tap or sink is used with a mesh, a fuse needs outputs
-            that are not collected, effects were lost, or a tap or sink does not return what it should.
+        ExecutorError: If a strategy cannot be run, an ordered tap or sink, or an `fn` with side effects, is used with
+            a mesh, a fuse needs outputs that are not collected, effects were lost, or a tap or sink does not return what it should.
         TypeError: If an argument is of the wrong kind.
         ValueError: As in `xtrax.tiling.execute_plan`.
 

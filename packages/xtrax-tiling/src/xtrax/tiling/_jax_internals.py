@@ -45,6 +45,11 @@ def side_effects(jaxpr: ClosedJaxpr) -> list[Any]:
     return [effect for effect in jaxpr.effects if not _is_axis_use(effect)]
 
 
+def is_debugging(effect: Any) -> bool:
+    """Whether an effect is that of an unordered `jax.debug.print` or `jax.debug.callback`."""
+    return type(effect).__name__ == "DebugEffect"  # the class is not public
+
+
 def named_axes(jaxpr: ClosedJaxpr) -> set[Any]:
     """The names of the mapped axes that collectives in a jaxpr use."""
     return {getattr(effect, "name", None) for effect in jaxpr.effects if _is_axis_use(effect)}

@@ -13,13 +13,13 @@ from xtrax.tiling._execute.args import Bound, bind, check_axes, check_key, check
 from xtrax.tiling._execute.arrays import HeldArrays, held_arrays
 from xtrax.tiling._execute.axes import Axis, Nest, Result, run_nest
 from xtrax.tiling._execute.bucket import Batch, batches, check_ragged, fused, length_axes, take_items
+from xtrax.tiling._execute.effects import fires as _fires
 from xtrax.tiling._execute.hooks import NO_HOOK, AxisHook
 from xtrax.tiling._execute.lanes import Operand
 from xtrax.tiling._execute.mesh import check_mesh, run_on_mesh
 from xtrax.tiling._execute.program import run_program
 from xtrax.tiling._plan.batch_plan import BatchPlan
 from xtrax.tiling._plan.spec import AxisDecision
-from xtrax.tiling.errors import DispatchRejected
 from xtrax.tiling.strategy import Bucket, DedupGather, SafeMap, Scan, Vmap
 
 __all__ = ["execute_plan"]
@@ -63,7 +63,9 @@ def execute_plan(
         *args: pytrees of arrays. Leaves that are no arrays, of arguments without axes, are passed on as they are.
         axes: for each argument the names of its leading dimensions, the outermost first, or None if it has none of the
             plan's axes. None, if the plan has one axis, which every argument then has.
-        mesh: devices over which the outermost axis, no Scan, is split, over all axes of the mesh together.
+        mesh: devices over which the outermost axis, no Scan, is split, over all axes of the mesh together. It is padded
+            to a multiple of them, so `fn` must have no side effects, but for unordered `jax.debug.print` and
+            `jax.debug.callback`, which may show the last element more than once.
         key: a PRNG key. The element with the indices `(i_1, ..., i_d)` in the plan's axes gets `jax.random.fold_in(key,
             i)`, where i is its row-major index `(...(i_1 * n_2 + i_2)... * n_d) + i_d`, whatever runs it where.
 
@@ -76,8 +78,8 @@ def execute_plan(
         ValueError: axes that are unknown, repeated or missing, an argument whose size is not the planned one, a plan
             without axes, or a `key` together with a `DedupGather` or with `fn=None`.
         DispatchRejected: a `WhileCarry`, a `Bucket` that is not outermost, a `Scan` on a heterogeneous axis or as the
-            axis that is split over a mesh, an `fn` with side effects on a `DedupGather` axis, or effects at an axis
-            inside one whose distinct elements are computed in chunks.
+            axis that is split over a mesh, an `fn` with side effects on a `DedupGather` axis or over a mesh, or effects
+            at an axis inside a `DedupGather` whose distinct elements are computed in chunks.
         CarryMismatchError: a transition changes its carry's structure, shapes or dtypes.
 
     >>> import jax.numpy as jnp
@@ -234,7 +236,7 @@ def _device_run(
             numbers[:1] = arrays[at:] or numbers[:1]
             operands += [Operand(x, (axis.name,)) for x, axis in zip(numbers, axes, strict=True)]
         nest = Nest(tuple(axes), call, bound.groups, positions, padded)
-        nest = dataclasses.replace(nest, fires=_fires(nest, operands))
+        nest = dataclasses.replace(nest, fires=_fires(nest, operands, split=mesh is not None))
         return _tied(run_nest(nest, operands) if mesh is None else run_on_mesh(nest, operands, mesh))
 
     return run
@@ -246,52 +248,3 @@ def _tied(result: Result) -> tuple[Any, dict[str, Any]]:
         return result.values, result.carries
     (values, carries), _ = lax.optimization_barrier(((result.values, result.carries), result.token))
     return values, carries
-
-
-def _fires(nest: Nest, operands: Sequence[Operand]) -> bool:
-    """Whether the function or a transition has side effects of its own inside an axis that may repeat or skip them.
-
-    Raises:
-        DispatchRejected: If that is a DedupGather axis.
-    """
-    fires = False
-    for k, axis in enumerate(nest.axes):
-        if not isinstance(axis.strategy, (SafeMap, DedupGather)):
-            continue
-        if not _has_effects(nest, k, operands):
-            break  # then there are none further inside
-        fires = True
-        if isinstance(axis.strategy, DedupGather):
-            raise DispatchRejected(
-                f"fn, or a transition of a Scan axis, has side effects, and on the DedupGather axis {axis.name!r} they "
-                "would occur for each distinct element instead of for each element; plan the axis without its "
-                "DedupSpec, or put them into a boundary of xtrax.stages."
-            )
-    return fires
-
-
-def _has_effects(nest: Nest, k: int, operands: Sequence[Operand]) -> bool:
-    """Whether one element of axis `k` has side effects but for those of boundaries."""
-    outside = {axis.name for axis in nest.axes[: k + 1]}
-    inside = [
-        dataclasses.replace(
-            axis,
-            # Loops, since JAX refuses to map what is ordered.
-            strategy=axis.strategy if isinstance(axis.strategy, Scan) else SafeMap(1),
-            hook=dataclasses.replace(axis.hook, emit=None),
-        )
-        for axis in nest.axes[k + 1 :]
-    ]
-    probe = dataclasses.replace(nest, axes=tuple(inside), positions=(), padded=False, fires=True)
-    dims = [tuple(name for name in op.dims if name not in outside) for op in operands]
-
-    def type_inside(op: Operand) -> jax.ShapeDtypeStruct:
-        shape = op.value.shape
-        kept = [size for size, name in zip(shape, op.dims, strict=False) if name not in outside]
-        return jax.ShapeDtypeStruct((*kept, *shape[len(op.dims) :]), op.value.dtype)
-
-    def of_element(values: Sequence[Any]) -> Any:
-        result = run_nest(probe, [Operand(value, own) for value, own in zip(values, dims, strict=True)])
-        return result.values, result.carries
-
-    return bool(jax.make_jaxpr(of_element)([type_inside(op) for op in operands]).effects)

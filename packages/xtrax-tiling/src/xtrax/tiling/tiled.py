@@ -65,7 +65,8 @@ def tiled_vmap(
             in order, and never stacked.
         axis_name: a name of the axis for collectives in `fn`, which need all elements at once.
         spmd_axis_name: as in `jax.vmap`.
-        mesh: devices to split the elements over, each of which maps its share in chunks of its own.
+        mesh: devices to split the elements over, each of which maps its share in chunks of its own. Shares are padded,
+            so `fn` must have no side effects, but for unordered `jax.debug.print` and `jax.debug.callback`.
         mesh_axis: the axis of `mesh` to split over; None if it has only one.
         key: a PRNG key. Element i gets `jax.random.fold_in(key, i)` as the keyword argument `key` of `fn`, whatever
             chunk or device it is computed in.
@@ -79,7 +80,8 @@ def tiled_vmap(
             that is no array.
         ValueError: a number below 1, options that exclude one another, an axis that `mesh` does not have; at a call,
             nothing is mapped, `in_axes` or `out_axes` does not fit, sizes differ, `fn` has a collective over
-            `axis_name` and fewer than all elements at once, or "auto" inside a trace that `fn` depends on.
+            `axis_name` and fewer than all elements at once, "auto" inside a trace that `fn` depends on, or `fn` has
+            side effects over a mesh (`DispatchRejected`).
 
     >>> import jax.numpy as jnp
     >>> from xtrax.tiling import tiled_vmap

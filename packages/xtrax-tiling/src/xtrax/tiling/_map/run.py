@@ -10,11 +10,12 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from xtrax.tiling._axes import broadcast_prefix, output_axes
-from xtrax.tiling._jax_internals import named_axes, trace
+from xtrax.tiling._jax_internals import is_debugging, named_axes, side_effects, trace
 from xtrax.tiling._map.args import Bound
 from xtrax.tiling._map.chunked import map_chunks
 from xtrax.tiling._map.layout import Chunks
 from xtrax.tiling._map.reduced import merge_states, reduce_chunks
+from xtrax.tiling.errors import DispatchRejected
 from xtrax.tiling.reducers import Reducer
 
 Elements = list[Any]
@@ -143,6 +144,12 @@ def _over_devices(fn: Callable[[Elements], Any], leaves: Elements, axes: list[in
     # It is traced in no mesh, as it runs in that of a device, which is not the one here.
     with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
         traced, shape = jax.make_jaxpr(lambda *xs: fn(list(xs)), return_shape=True)(*_element_types(leaves, axes))
+    if not all(map(is_debugging, side_effects(traced))):
+        raise DispatchRejected(
+            "fn has side effects, and its elements are split over the devices of a mesh, where they would occur for "
+            "padding too, in no order and with the numbers of one device; leave out mesh, or use execute_plan of "
+            "xtrax.stages, whose boundaries see each element once."
+        )
     treedef = jax.tree.structure(shape)
     consts, replicated = list(traced.consts), NamedSharding(mesh, PartitionSpec())
     if explicit:
