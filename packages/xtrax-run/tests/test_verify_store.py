@@ -1,5 +1,6 @@
 """`verify_store` names whatever is not as it was committed, and nothing else."""
 
+import itertools
 import os
 import pickle
 import shutil
@@ -65,6 +66,37 @@ def test_a_run_that_goes_on_is_no_damage(tmp_path):
     (tmp_path / "y" / "c.1.0").write_bytes(b"not committed yet")
     assert verify_store(tmp_path).ok
     store.close()
+
+
+@pytest.mark.parametrize("step", ["read_records", "_check_manifest", "find_metadata_problems", "_tile_problems"])
+@pytest.mark.parametrize("sequential", [False, True])
+def test_a_run_that_goes_on_while_it_is_checked(sequential, step, tmp_path, monkeypatch):
+    from xtrax.run._appended import inspection
+
+    store = AppendStore(tmp_path)
+    store.create({"run_id": "one", "rows": 5, "tile_rows": 2, "sequential": sequential}, SPECS, {})
+
+    def commit(i):
+        n = min(2, 5 - 2 * i)
+        arrays = {"y": np.zeros((n, 3), np.float32), "aux/z": np.zeros(n, np.int16)}
+        store.commit([store.begin(lambda: TileData(i, arrays, b"state", {}))])
+
+    commit(0)
+    real, calls = getattr(inspection, step), itertools.count()
+
+    def meanwhile(*args, **options):
+        found = real(*args, **options)
+        if next(calls) == 0:
+            commit(1)
+            commit(2)
+            store.finalize({"total": np.array(7.0)})
+            store.close()
+        return found
+
+    monkeypatch.setattr(inspection, step, meanwhile)
+    report = verify_store(tmp_path)
+    assert report.ok, str(report)
+    assert report.committed in (1, 3)
 
 
 FILES = ["y/c.0.0", "y/c.2.0", "aux/z/c.1", "total/c", ".xtrax/state/1.bin"]

@@ -16,12 +16,14 @@ from xtrax.run._appended.files import (
     COMMITS,
     HEADER,
     LAYOUT,
+    LOOKS,
     MANIFEST,
     DamagedRunError,
     count_first,
     count_tiles,
     layout_of,
     metadata_of,
+    picture_of,
     read_header,
     read_manifest,
 )
@@ -36,7 +38,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Results", "open_results"]
 
-_LOOKS = 10  # at a run that changes while it is looked at
 _WHAT_TO_DO = "verify_store tells all that is damaged, and the run's own call of run_tiled computes it again"
 
 
@@ -158,28 +159,15 @@ def open_results(output_dir: str | os.PathLike[str]) -> Results:
         ([0.0, 2.0, 4.0, 6.0], True, 'demo')
     """
     path = check_folder(output_dir, "output_dir", "the folder of a run")
-    for _ in range(_LOOKS - 1):
-        before = _picture(path)
+    for _ in range(LOOKS - 1):
+        before = picture_of(path)
         try:
             return _open(path)
         except (DamagedRunError, FileNotFoundError):
             # What does not fit together is wrong only if nobody has written meanwhile.
-            if _picture(path) == before:
+            if picture_of(path) == before:
                 raise
     return _open(path)
-
-
-def _picture(path: Path) -> list[tuple[int, ...] | None]:
-    """What tells whether a tiled run has gone on."""
-    seen: list[tuple[int, ...] | None] = []
-    for file in (path / HIDDEN / HEADER, path / HIDDEN / MANIFEST, path / HIDDEN / COMMITS, path / "zarr.json"):
-        try:
-            found = os.stat(file)
-        except (FileNotFoundError, NotADirectoryError):
-            seen.append(None)
-        else:
-            seen.append((found.st_ino, found.st_size, found.st_mtime_ns))
-    return seen
 
 
 def _open(path: Path) -> Results:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,24 @@ LAYOUT = "appended-1"
 COMMITS = "commits.jsonl"
 HEADER = "run.json"
 MANIFEST = "manifest.json"
+LOOKS = 10  # at most, at a run that is written meanwhile
 
 
 class DamagedRunError(ValueError):
     """A run's own files are not what was written, or a committed tile is damaged that cannot be computed again."""
+
+
+def picture_of(folder: Path) -> list[tuple[int, ...] | None]:
+    """What differs if a run has started or gone on in between; then what does not fit together may be no damage."""
+    seen: list[tuple[int, ...] | None] = []
+    for file in (folder / HIDDEN / HEADER, folder / HIDDEN / MANIFEST, folder / HIDDEN / COMMITS, folder / "zarr.json"):
+        try:
+            found = os.stat(file)
+        except (FileNotFoundError, NotADirectoryError):
+            seen.append(None)
+        else:
+            seen.append((found.st_ino, found.st_size, found.st_mtime_ns))
+    return seen
 
 
 def read_header(folder: Path) -> dict[str, Any] | None:

@@ -11,6 +11,7 @@ from xtrax.run._appended.files import (
     COMMITS,
     HEADER,
     LAYOUT,
+    LOOKS,
     MANIFEST,
     DamagedRunError,
     count_first,
@@ -20,6 +21,7 @@ from xtrax.run._appended.files import (
     group_metadata,
     layout_of,
     metadata_of,
+    picture_of,
     read_header,
     read_manifest,
     read_metadata,
@@ -91,10 +93,18 @@ def inspect_store(folder: Path) -> Inspection:
             refuse_remains(folder, has_header=False)
         raise FileNotFoundError(f"{folder} holds no tiled run: it has no {HIDDEN}/{HEADER}")
     specs = [ArraySpec.from_json(value) for value in header["arrays"]]
-    problems: list[Problem] = []
-    records, log_sha256 = read_records(folder, header, problems)
-    tiles = sorted(records)
     by_name = {spec.name: spec for spec in specs}
+    for _ in range(LOOKS):
+        before = picture_of(folder)
+        problems: list[Problem] = []
+        others: list[Problem] = []
+        records, log_sha256 = read_records(folder, header, problems)
+        rows = min(header["rows"], header["tile_rows"] * count_first(records, len(records)))
+        finished = _check_manifest(folder, header, by_name, len(records), log_sha256, others)
+        others += find_metadata_problems(folder, header, specs, rows, finished=finished)
+        if not (problems or others) or picture_of(folder) == before:
+            break
+    tiles = sorted(records)
 
     def check(tile: int) -> list[Problem]:
         return list(_tile_problems(folder, header, by_name, records[tile], last=tile == tiles[-1]))
@@ -102,9 +112,15 @@ def inspect_store(folder: Path) -> Inspection:
     with ThreadPoolExecutor(2) as pool:  # sha256 lets other threads run
         for found in pool.map(check, tiles):
             problems += found
-    rows = min(header["rows"], header["tile_rows"] * count_first(records, len(tiles)))
-    finished = _check_manifest(folder, header, by_name, len(tiles), log_sha256, problems)
-    problems += find_metadata_problems(folder, header, specs, rows, finished=finished)
+    if (
+        header.get("sequential")
+        and problems
+        and tiles
+        and max(read_records(folder, header, [])[0], default=-1) > tiles[-1]
+    ):
+        # The run has gone on meanwhile, and has removed what it needs no more.
+        problems = [problem for problem in problems if problem.path.parent != state_folder(folder)]
+    problems += others
     size = sum(file["bytes"] for record in records.values() for file in record["arrays"].values())
     return Inspection(header, records, tuple(problems), size, finished)
 
