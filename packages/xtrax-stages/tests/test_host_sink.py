@@ -139,6 +139,27 @@ def test_the_vmaps_of_the_caller_come_first_in_the_index(size):
     assert log.seen == wanted
 
 
+@pytest.mark.parametrize("strategy", [Vmap(), SafeMap(1), SafeMap(2)])
+@pytest.mark.parametrize("ordered", [True, False])
+@pytest.mark.parametrize("jitted", [True, False])
+def test_the_lanes_of_the_caller_s_vmap_may_come_by_closure(strategy, ordered, jitted):
+    log = Log()
+    boundary = AxisBoundary(tap=HostTap(log("it"), ordered=ordered))
+    xs = jnp.arange(3)
+    run = jax.vmap(lambda y: execute_map_axis(lambda x: x * y, xs, strategy, boundary))
+    result = (jax.jit(run) if jitted else run)(jnp.arange(2))
+    assert result.tolist() == [[0, 0, 0], [0, 1, 2]]
+    assert sorted(log.seen) == [("it", (lane, i), lane * i) for lane in range(2) for i in range(3)]
+
+
+def test_an_executor_inside_a_vmap_that_has_nothing_to_do_with_it_fires_for_one_lane():
+    log = Log()
+    boundary = AxisBoundary(tap=HostTap(log("it"), ordered=True))
+    xs = jnp.arange(3)
+    jax.vmap(lambda y: y + execute_map_axis(square, xs, Vmap(), boundary).sum())(jnp.arange(2))
+    assert log.seen == [("it", (i,), i * i + 1) for i in range(3)]
+
+
 def test_host_effects_beside_a_callable_of_the_user_s():
     log = Log()
 

@@ -247,6 +247,30 @@ def test_after_an_exception_the_next_call_is_as_usual():
     assert rows.rows == [((i,), i) for i in range(3)]
 
 
+@pytest.mark.parametrize("strategy", [Vmap(), SafeMap(1), "dedup", "sharded"])
+@pytest.mark.parametrize("role", ["tap", "sink"])
+def test_an_exception_on_several_devices_surfaces_as_itself_and_ends_no_process(strategy, role):
+    seen: list[Any] = []
+
+    def host(value, index):
+        if index[0] == 3:
+            raise StopHereError("no more")
+        seen.append(index)
+
+    mesh = jax.make_mesh((4,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+    x = np.arange(8.0)
+    if strategy == "sharded":  # over devices by its own placement
+        x, mesh, strategy = jax.device_put(x, jax.NamedSharding(mesh, jax.P("d"))), None, Vmap()
+    elif strategy == "dedup":
+        strategy = DedupSpec("a", np.arange(8), np.arange(8), k=8).to_dedup_gather()
+    effect = (HostTap if role == "tap" else HostSink)(host, batched=False)
+    call = functools.partial(execute_plan, lambda x: x, plan_of(decision("a", 8, strategy)), x, mesh=mesh)
+    with pytest.raises(StopHereError, match="no more") as caught:
+        call(boundaries=[AxisBoundary(**{role: effect})])
+    assert "axis 'a' element 3" in "".join(caught.value.__notes__)
+    assert (3,) not in seen
+
+
 # What is refused.
 
 

@@ -706,18 +706,21 @@ def effectful(kind):
 @pytest.mark.parametrize("strategy", [Vmap(), SafeMap(1), SafeMap(2), "scan inside", "bucket outside", "tiled_vmap"])
 def test_effects_of_the_function_itself_are_refused_over_a_mesh(kind, strategy):
     mesh, fn, x = jax.make_mesh((4,), ("d",)), effectful(kind), np.arange(5.0)
-    with pytest.raises(DispatchRejected, match=r"side effects.*devices of a mesh.*boundar"):
+
+    def call():
         if strategy == "tiled_vmap":
-            tiled_vmap(fn, batch_size=2, mesh=mesh)(x)
-        elif strategy == "scan inside":
+            return tiled_vmap(fn, batch_size=2, mesh=mesh)(x)
+        if strategy == "scan inside":
             scan = Scan(lambda c, y: (c, fn(y)), 0.0)
             plan = plan_of(decision("a", 5, Vmap()), decision("t", 3, scan))
-            execute_plan(None, plan, np.ones((5, 3)), axes=[("a", "t")], mesh=mesh)
-        elif strategy == "bucket outside":
+            return execute_plan(None, plan, np.ones((5, 3)), axes=[("a", "t")], mesh=mesh)
+        if strategy == "bucket outside":
             plan = plan_of(decision("a", 5, Bucket((4,)), 5))
-            execute_plan(lambda x, mask: fn(x), plan, [np.ones(3, np.float32)] * 5, mesh=mesh)
-        else:
-            execute_plan(fn, plan_of(decision("a", 5, strategy)), x, mesh=mesh)
+            return execute_plan(lambda x, mask: fn(x), plan, [np.ones(3, np.float32)] * 5, mesh=mesh)
+        return execute_plan(fn, plan_of(decision("a", 5, strategy)), x, mesh=mesh)
+
+    with pytest.raises(DispatchRejected, match=r"side effects.*devices of a mesh.*boundar"):
+        call()
 
 
 def test_what_is_printed_for_debugging_is_not_refused_over_a_mesh():

@@ -1,14 +1,16 @@
 """What the calls of a host function did, and what it raised."""
 
+import functools
 import logging
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import jax
 import jax.core
-import jax.numpy as jnp
+from jax.extend.core import get_opaque_trace_state
 
 from xtrax.stages._callback import io_callback
 from xtrax.stages._errors import ExecutorError
@@ -20,9 +22,16 @@ _changing_filters = threading.Lock()
 
 
 class HostRun:
-    """One outermost call of xtrax: how many rows its host functions took, and the first exception that one raised."""
+    """One outermost call of xtrax: how many rows its host functions took, and the first exception that one raised.
 
-    def __init__(self) -> None:
+    Args:
+        to_the_end: Whether the program runs to its end once a host function has raised, its later effects left out.
+            Over several devices it must: the others would wait in a collective for the one that has failed, until XLA
+            ends the process.
+    """
+
+    def __init__(self, to_the_end: bool = False) -> None:
+        self.to_the_end = to_the_end
         self.thread = threading.get_ident()
         self.failure: BaseException | None = None
         self.fired: dict[int, int] = {}
@@ -56,7 +65,8 @@ class HostRecord:
         """Run `hand_over`, which says by its argument which element is next.
 
         Raises:
-            HostCallError: If it raises, with its text and the element; or, in a run that has failed already.
+            HostCallError: If it raises, with its text and the element; or, in a run that has failed already. Neither
+                in a run that goes on to its end.
         """
         where = [""]
 
@@ -66,6 +76,8 @@ class HostRecord:
         with self._lock:
             run = self.run
             if run is not None and run.failure is not None:
+                if run.to_the_end:
+                    return
                 raise HostCallError("not called, because a host function of this run has raised", run)
             try:
                 hand_over(report)
@@ -74,6 +86,8 @@ class HostRecord:
                 error.add_note(note)
                 if run is not None and run.failure is None:
                     run.failure = error
+                if run is not None and run.to_the_end:
+                    return
                 # JAX passes on the text of what is raised here, and neither its notes nor its cause.
                 raise HostCallError(f"{type(error).__name__}: {error} ({note})", run) from error
             if run is not None:
@@ -81,7 +95,11 @@ class HostRecord:
 
 
 def run_watched(
-    call: Callable[[], _T], records: Sequence[HostRecord], expected: Mapping[HostRecord, int] | None = None
+    call: Callable[[], _T],
+    records: Sequence[HostRecord],
+    expected: Mapping[HostRecord, int] | None = None,
+    *,
+    several_devices: bool = False,
 ) -> _T:
     """Make an outermost call: wait for its effects, and raise what a host function raised.
 
@@ -89,6 +107,7 @@ def run_watched(
         call: What runs the program. It is not inside a trace.
         records: Those of the host functions that the program calls.
         expected: How many rows each must have taken at the end.
+        several_devices: Whether the program runs on more than one.
 
     Returns:
         What `call` returns, ready.
@@ -97,7 +116,7 @@ def run_watched(
         ExecutorError: If a host function took fewer or more rows than expected, or is in use by another thread.
         BaseException: Whatever a host function raised, with a note of the axis and element.
     """
-    with _watch(records) as (run, watched), _unlogged(run):
+    with _watch(records, HostRun(several_devices)) as (run, watched), _unlogged(run):
         try:
             result = jax.block_until_ready(call())
             jax.effects_barrier()
@@ -120,9 +139,8 @@ def run_watched(
 
 
 @contextmanager
-def _watch(records: Sequence[HostRecord]) -> Generator[tuple[HostRun, list[HostRecord]], None, None]:
+def _watch(records: Sequence[HostRecord], run: HostRun) -> Generator[tuple[HostRun, list[HostRecord]], None, None]:
     """Watch these functions; those that a call around this one watches already are left to it."""
-    run = HostRun()
     mine: list[HostRecord] = []
     try:
         for record in dict.fromkeys(records):
@@ -167,6 +185,20 @@ def _settle() -> None:
 
 
 def outside_traces(*trees: Any) -> bool:
-    """Whether a call with these arguments runs at once, instead of being traced into a program of the user's."""
-    values = [*jax.tree.leaves(trees), jnp.zeros(())]  # under jax.jit even a constant is traced
-    return not any(isinstance(value, jax.core.Tracer) for value in values)
+    """Whether a call with these arguments runs at once, instead of being part of a trace of the user's."""
+    if get_opaque_trace_state(convention="flax") != _no_trace():
+        return False  # such as an eager `jax.vmap`, whose lanes may come by closure
+    return not any(isinstance(value, jax.core.Tracer) for value in jax.tree.leaves(trees))
+
+
+@functools.cache
+def _no_trace() -> Any:
+    """The state of a new thread, which no trace has entered."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(get_opaque_trace_state, convention="flax").result()
+
+
+def on_several_devices(*trees: Any) -> bool:
+    """Whether an array among these lies on more than one device."""
+    arrays = (leaf for leaf in jax.tree.leaves(trees) if isinstance(leaf, jax.Array))
+    return any(len(array.sharding.device_set) > 1 for array in arrays)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from xtrax.stages._effects import axis_hooks, host_records, is_batchable, is_ordered
 from xtrax.stages._errors import ExecutorError
-from xtrax.stages._host_record import outside_traces, run_watched
+from xtrax.stages._host_record import on_several_devices, outside_traces, run_watched
 from xtrax.stages.boundaries import AxisBoundary
 from xtrax.stages.plan import execute_plan
 from xtrax.tiling.errors import DispatchRejected
@@ -177,7 +177,10 @@ def _run(fn: Any, strategy: AxisStrategy, n: int, xs: Any, boundary: AxisBoundar
         return _run_plan(fn, plan, (xs,), None, None, None, hooks)
 
     records = host_records([boundary])
-    return run_watched(call, records, dict.fromkeys(records, n)) if records and outside_traces(xs) else call()
+    if not records or not outside_traces(xs):
+        return call()
+    several = on_several_devices(fn, vars(strategy), xs)
+    return run_watched(call, records, dict.fromkeys(records, n), several_devices=several)
 
 
 def _refuse_order(boundary: AxisBoundary | None) -> None:

@@ -7,7 +7,7 @@ import jax
 
 from xtrax.stages._effects import axis_hooks, expected_elements, host_records, is_ordered
 from xtrax.stages._errors import ExecutorError
-from xtrax.stages._host_record import outside_traces, run_watched
+from xtrax.stages._host_record import on_several_devices, outside_traces, run_watched
 from xtrax.stages.boundaries import AxisBoundary
 from xtrax.stages.topology import axis_boundaries_by_name, validate_plan_topology
 from xtrax.tiling.errors import DispatchRejected
@@ -63,7 +63,8 @@ def execute_plan(
     Raises:
         PlanTopologyError: If the plan and the boundaries cannot run together, or a boundary is for no axis of the plan.
         ExecutorError: If a strategy cannot be run, an ordered tap or sink, or an `fn` with side effects, is used with
-            a mesh, a fuse needs outputs that are not collected, effects were lost, or a tap or sink does not return what it should.
+            a mesh, a fuse needs outputs that are not collected, effects were lost, or a tap or sink does not return
+            what it should.
         TypeError: If an argument is of the wrong kind.
         ValueError: As in `xtrax.tiling.execute_plan`.
 
@@ -97,7 +98,8 @@ def execute_plan(
     try:
         if host_records(list(by_name.values())) and outside_traces(fn, args, key):
             expected = expected_elements(decisions, by_name)
-            return run_watched(call, list(expected), expected)
+            several = mesh is not None or on_several_devices(fn, args, key)
+            return run_watched(call, list(expected), expected, several_devices=several)
         return call()
     except DispatchRejected as error:
         raise ExecutorError(str(error)) from error

@@ -20,7 +20,7 @@ from xtrax.tiling._execute.mesh import check_mesh, run_on_mesh
 from xtrax.tiling._execute.program import run_program
 from xtrax.tiling._plan.batch_plan import BatchPlan
 from xtrax.tiling._plan.spec import AxisDecision
-from xtrax.tiling.strategy import Bucket, DedupGather, SafeMap, Scan, Vmap
+from xtrax.tiling.strategy import Bucket, Scan, Vmap
 
 __all__ = ["execute_plan"]
 

@@ -111,7 +111,12 @@ class _Loop:
         expected = expected_elements(session.work.decisions, session.request.boundaries, rows)
         ahead = None
         if expected:
-            result = run_watched(lambda: program(leaves, start, carry, read.index_map), list(expected), expected)
+            result = run_watched(
+                lambda: program(leaves, start, carry, read.index_map),
+                list(expected),
+                expected,
+                several_devices=session.work.mesh is not None,
+            )
         else:
             result = program(leaves, start, carry, read.index_map)
             following = reader.next(wait=False)
