@@ -2,12 +2,16 @@
 
 import copy
 import datetime
+import decimal
 import enum
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import typing
+import uuid
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import InitVar, dataclass, field, make_dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Generic, Literal, NamedTuple, NewType, TypedDict, TypeVar
 
 import pytest
 from hypothesis import given, settings
@@ -150,7 +154,7 @@ def test_defaults_fill_what_is_left_out():
         ({"mode": "fsat"}, "mode: must be one of 'fast', 'slow', 3, found the string 'fsat'; did you mean fast?"),
         ({"mode": 3.0}, "mode: must be one of 'fast', 'slow', 3, found the float 3.0"),
         ({"colour": "Red"}, "colour: must be one of 'red', 'blue', found the string 'Red'; did you mean red?"),
-        ({"size": "aut"}, "size: must be an integer or typing.Literal['auto'], found the string 'aut'"),
+        ({"size": "aut"}, "size: must be an integer or 'auto', found the string 'aut'"),
         ({"either": []}, "either: must be a number or a string, found an empty array"),
         ({"tagged": "x"}, "tagged: must be an integer, found the string 'x'"),
         ({"nmae": "x"}, "nmae: unknown key; did you mean name?"),
@@ -181,6 +185,215 @@ def test_all_faults_are_told_at_once_with_their_lines(tmp_path):
             f"{path}:8: layers[0].bogus: unknown key; allowed: kwargs, lr, path",
         ]
     )
+
+
+class Level(enum.IntEnum):
+    LOW = 1
+    HIGH = 2
+
+
+class Kind(enum.StrEnum):
+    A = "a"
+    B = "b"
+
+
+class Shape(str, enum.Enum):  # noqa: UP042 - as written before StrEnum
+    ROUND = "round"
+
+
+class Scale(float, enum.Enum):
+    HALF = 0.5
+
+
+def read(kind, value):
+    """`value` as the field of type `kind`."""
+    return structure_dataclass({"a": value}, make_dataclass("C", [("a", kind)]), MyError).a
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "expected"),
+    [
+        (float, 2**53, 9007199254740992.0),
+        (float, 10**22, 1e22),
+        (Level, 2, Level.HIGH),
+        (Kind, "b", Kind.B),
+        (Shape, "round", Shape.ROUND),
+        (Scale, 0.5, Scale.HALF),
+        (list[Level], [1, 2], [Level.LOW, Level.HIGH]),
+        (Level | None, 1, Level.LOW),
+        (dict[int, str], {"0": "x", "-3": "y", "12": "z"}, {0: "x", -3: "y", 12: "z"}),
+        (dict[int, str], {3: "x"}, {3: "x"}),
+        (dict[Kind, int], {"a": 1}, {Kind.A: 1}),
+        (dict[Literal["x", "y"], int], {"y": 1}, {"y": 1}),
+        (dict[Path, int], {"b/": 1}, {Path("b"): 1}),
+        (dict[NewType("Epoch", int), int], {"3": 1}, {3: 1}),
+        (dict[Any, int], {"3": 1}, {"3": 1}),
+        (set[int], [1, 2], {1, 2}),
+        (Sequence[str], ["ab"], ("ab",)),
+        (NewType("Steps", int), 3, 3),
+        (Annotated[list[int], "unit: s"], [3], [3]),
+        (tuple[()], [], ()),
+        (tuple, [1, "x"], (1, "x")),
+    ],
+)
+def test_values_and_keys_become_what_the_field_says(kind, value, expected):
+    found = read(kind, value)
+    assert found == expected
+    assert type(found) is type(expected)
+    if isinstance(found, dict):
+        assert list(map(type, found)) == list(map(type, expected))
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "message"),
+    [
+        (float, 2**53 + 1, "a: must be a number that a float can hold exactly, found the integer 9007199254740993; the "
+                           "nearest is 9007199254740992.0"),
+        pytest.param(float, 16**6000, "a: must be a number that a float can hold, found an integer of 24001 bits",
+                     id="long"),
+        (float | str, 2**53 + 1, "a: must be a number that a float can hold exactly, found the integer "
+                                 "9007199254740993; the nearest is 9007199254740992.0"),
+        pytest.param(str, 16**6000, "a: must be a string, found an integer of 24001 bits", id="long string"),
+        (Level, 3, "a: must be one of 1, 2, found the integer 3"),
+        (Level, True, "a: must be one of 1, 2, found the boolean true"),
+        (Kind, "A", "a: must be one of 'a', 'b', found the string 'A'; did you mean a?"),
+        (dict[int, int], {"x": 2}, "a.x: the key must be an integer, found the string 'x'"),
+        (dict[int, int], {"1": 1, "01": 2}, "a.01: the key must be an integer, found the string '01'"),
+        (dict[str, int], {1: 2}, "a[1]: the key must be a string, found the integer 1"),
+        (dict[Literal["x", "y"], int], {"zz": 2}, "a.zz: the key must be one of 'x', 'y', found the string 'zz'"),
+        (dict[Kind, int], {"c": 2}, "a.c: the key must be one of 'a', 'b', found the string 'c'"),
+        (dict[Path, int], {"b/": 1, "b": 2}, "a.b: the key is the same as 'b/'; keep one of them"),
+        (set[int], [1, 2, 1], "a: must be an array without repetition, found the integer 1 more than once"),
+        (frozenset[str], "abc", "a: must be an array, found the string 'abc'"),
+        (Sequence[str], "abc", "a: must be an array, found the string 'abc'"),
+        (tuple[()], [1], "a: must be an array of 0, found an array of 1"),
+    ],
+)  # fmt: skip
+def test_what_a_field_cannot_hold_is_refused_not_changed(kind, value, message):
+    with pytest.raises(MyError) as caught:
+        read(kind, value)
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        (typing.Optional[int], "an integer"),  # noqa: UP045
+        (int | Literal["auto"], "an integer or 'auto'"),
+        (Literal["x", "y"], "one of 'x', 'y'"),
+        (Level, "one of 1, 2"),
+        (Annotated[int, "unit: s"], "an integer"),
+        (Any, "any value"),
+        (list[int], "an array"),
+    ],
+)
+def test_a_missing_key_is_told_in_words(kind, words):
+    with pytest.raises(MyError) as caught:
+        structure_dataclass({}, make_dataclass("C", [("a", kind)]), MyError)
+    assert str(caught.value) == f"a: missing; set it to {words}"
+
+
+T = TypeVar("T")
+
+
+class Point(NamedTuple):
+    x: int
+
+
+class Table(TypedDict):
+    x: int
+
+
+@dataclass
+class Box(Generic[T]):
+    value: T
+
+
+class Secret(enum.Enum):
+    A = object()
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (object, "C.a: object cannot be read from TOML"),
+        (complex, "C.a: complex cannot be read from TOML"),
+        (bytes, "C.a: bytes cannot be read from TOML"),
+        (decimal.Decimal, "C.a: Decimal cannot be read from TOML"),
+        (uuid.UUID, "C.a: UUID cannot be read from TOML"),
+        (Callable, "C.a: Callable cannot be read from TOML"),
+        (Callable[[int], str], "C.a: collections.abc.Callable[[int], str] cannot be read from TOML"),
+        (Iterable[int], "C.a: collections.abc.Iterable[int] cannot be read from TOML"),
+        (OrderedDict, "C.a: OrderedDict cannot be read from TOML"),
+        (Point, "C.a: Point cannot be read from TOML"),
+        (Table, "C.a: Table cannot be read from TOML; make it a dataclass"),
+        (Secret, "C.a: Secret cannot be read from TOML, which has no such values"),
+        (Literal[Level.LOW], "C.a: typing.Literal[<Level.LOW: 1>] cannot be read from TOML, which has no such values"),
+        (Box[int], "Box[int] cannot be read from TOML; make a dataclass with its types filled in"),
+        (Box, "Box.value: ~T cannot be read from TOML"),
+        (InitVar[int], "C.a: dataclasses.InitVar[int] cannot be read from TOML; make it a field"),
+        ([int], "C.a: [<class 'int'>] cannot be read from TOML"),
+        (None, "C.a: None cannot be read from TOML"),
+        (list[bytes], "C.a: bytes in list[bytes] cannot be read from TOML"),
+        (dict[str, int | Table], "C.a: Table in dict[str, "),
+        (
+            Annotated[complex, "unit: s"],
+            "C.a: complex in typing.Annotated[complex, 'unit: s'] cannot be read from TOML",
+        ),
+        (
+            dict[float, int],
+            "C.a: float in dict[float, int] cannot be read from TOML, whose keys are strings; a table's",
+        ),
+        (dict[Level, int], "whose keys are strings; a table's keys may be str, int, Path, or a Literal or Enum of str"),
+        ("Nowhere", "the annotations of C cannot be resolved: name 'Nowhere' is not defined"),
+    ],
+)
+def test_a_field_that_no_document_can_set_is_refused_with_the_class(kind, message):
+    cls = make_dataclass("C", [("a", kind, field(default=None)), ("other", int, 0)])
+    for raw in ({}, {"a": {"x": 1}}):
+        with pytest.raises(TypeError, match=re.escape(message)):
+            structure_dataclass(raw, cls, MyError)
+    if isinstance(kind, type) and not typing.get_args(kind):
+        outer = make_dataclass("Outer", [("inner", list[cls], field(default_factory=list))])
+        with pytest.raises(TypeError, match=re.escape(message)):
+            structure_dataclass({}, outer, MyError)
+
+
+def test_every_such_field_is_told_and_what_is_not_read_is_not():
+    @dataclass
+    class C:
+        a: bytes
+        b: complex = 0j
+        made: object = field(default=None, init=False)
+        constant: typing.ClassVar[bytes] = b""
+
+    with pytest.raises(TypeError) as caught:
+        structure_dataclass({}, C, MyError)
+    lines = str(caught.value).splitlines()
+    assert [line.split(": ")[0].rpartition(".")[2] for line in lines[:2]] == ["a", "b"]
+    assert lines[2].startswith("a field may be bool, int, float, str, ")
+    assert len(lines) == 3
+
+
+@dataclass
+class Node:
+    a: int
+    children: "list[Node]" = field(default_factory=list)
+
+
+def test_dataclasses_may_hold_one_another():
+    assert structure_dataclass({"a": 1, "children": [{"a": 2}]}, Node, MyError) == Node(1, [Node(2)])
+    with pytest.raises(MyError, match=re.escape("children[0].a: must be an integer, found the string 'x'")):
+        structure_dataclass({"a": 1, "children": [{"a": "x"}]}, Node, MyError)
+
+
+def test_keys_that_are_no_strings_and_depth_are_faults_of_the_document(tmp_path):
+    with pytest.raises(MyError, match="the key 3 must be a string"):
+        structure_dataclass({"a": 1, 3: 4}, Node, MyError)
+    path = tmp_path / "c.toml"
+    path.write_text(f"a{'.a' * 5000} = 1\n")
+    with pytest.raises(MyError, match=re.escape(f"{path}: arrays or tables are nested too deeply")):
+        load_dataclass(path, Node, MyError)
 
 
 @pytest.mark.parametrize("cls", [int, Config(3, Optimizer("p")), None, "Config"])
@@ -252,6 +465,34 @@ def test_a_fault_of_an_override_is_told_from_a_line_of_the_file(tmp_path):
     document = load_toml_document(path, MyError)
     assert apply_overrides(document, ["steps=2"], MyError).where(("optimizer", "lr")) == f"{path}:4"
     assert document == {"steps": 1, "optimizer": {"path": "p", "lr": 1}}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("s=None", "None is not TOML; TOML has no None: leave the key out, here and in the file"),
+        ("s=null", "null is not TOML; TOML has no None: leave the key out, here and in the file"),
+        ("s=True", "True is not TOML; write true"),
+        ("empty.0=1", "empty is an empty array; set the whole array"),
+        ("s=" + "1" * 5000, "the value has an integer of more digits than Python reads"),
+        ("s=" + "[" * 5000, "arrays or tables are nested too deeply to be read; flatten them"),
+    ],
+)
+def test_a_faulty_override_says_what_to_do(text, message):
+    with pytest.raises(MyError) as caught:
+        apply_overrides({"empty": []}, [text], MyError)
+    assert f": {message}" in str(caught.value)
+    assert len(str(caught.value)) < 400
+
+
+def test_an_element_of_a_default_cannot_be_overridden():
+    cls = make_dataclass("C", [("layers", list[int], field(default_factory=lambda: [1]))])
+    with pytest.raises(MyError) as caught:
+        structure_dataclass(apply_overrides({}, ["layers.0=1"], MyError), cls, MyError)
+    assert str(caught.value) == (
+        "layers: must be an array, found a table; elements are overridden one by one only in an array that the file "
+        "has: set the whole array, as in key=[1, 2]"
+    )
 
 
 def test_faulty_overrides_are_told_together():

@@ -333,3 +333,21 @@ def test_what_is_dumped_is_read_back(document):
 def test_what_toml_cannot_hold_is_refused(raw):
     with pytest.raises(TypeError):
         dump_toml(raw)
+
+
+def test_an_integer_of_more_digits_than_python_reads_is_told_with_its_line_and_key(tmp_path):
+    ones, limit = "1" * 5000, sys.get_int_max_str_digits()
+    path = tmp_path / "c.toml"
+    path.write_text(
+        f"# {ones}\ntext = '''\nx = {ones}'''\nlarge = {ones}.5\nhex = 0x{ones}\n"
+        f"[a.b]\nx = [1,\n  {{y = -{ones}}}]\n[[c]]\nz = 1_{ones}\n"
+    )
+    with pytest.raises(MyError) as caught:
+        load_toml_document(path, MyError)
+    assert str(caught.value).splitlines() == [
+        f"{path}:8: a.b.x[1].y: an integer of 5000 digits is too long; Python reads at most {limit}",
+        f"{path}:10: c[0].z: an integer of 5001 digits is too long; Python reads at most {limit}",
+    ]
+    path.write_text(f"a = {ones}\nb = = 2\n")
+    with pytest.raises(MyError, match=re.escape(f"{path}:2:5: not valid TOML")):
+        load_toml_document(path, MyError)

@@ -4,33 +4,46 @@ import dataclasses
 import datetime
 import enum
 import os
-import types
+import re
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Union
+from typing import Any, Literal, TypeVar
 
 import cattrs
 from cattrs.gen import make_dict_structure_fn, override
 
 from xtrax.config._document import load_toml_document
-from xtrax.config._faults import Fault, check_error_class, check_mapping, describe, did_you_mean, nearest, report
+from xtrax.config._faults import (
+    TOO_DEEP,
+    Fault,
+    check_error_class,
+    check_mapping,
+    describe,
+    did_you_mean,
+    nearest,
+    report,
+)
 from xtrax.config._keys import Key
+from xtrax.config._kinds import (
+    ARRAYS,
+    TABLES,
+    UNIONS,
+    check_fields,
+    choices,
+    is_dataclass,
+    is_enum,
+    name_of,
+    origin_of,
+    plain,
+)
 from xtrax.config._overrides import apply_overrides
 
 T = TypeVar("T")
 
-_NAMES: dict[Any, str] = {
-    bool: "a boolean (true or false)",
-    int: "an integer",
-    float: "a number",
-    str: "a string",
-    Path: "a path, as a string",
-    type(None): "nothing",
-    datetime.datetime: "a date and time",
-    datetime.date: "a date",
-    datetime.time: "a time",
-}
+# A key that stands for an integer, written in the one way: dict[int, X] would else lose one of "1" and "01".
+_INTEGER = re.compile(r"0|-?[1-9][0-9]*")
 
 
 def load_dataclass(
@@ -38,9 +51,11 @@ def load_dataclass(
 ) -> T:
     """Read a TOML file into a typed dataclass, whose fields may be dataclasses.
 
-    A table becomes a dataclass, a `dict` or a `Mapping`; an array a `list` or a `tuple`. Values are not converted,
-    but for an integer where a float is meant and a string where a `pathlib.Path` or an `enum.Enum` is: `"3"` and
-    `true` are not integers. Fields with a default may be left out. A field's own check is
+    A table becomes a dataclass or a `dict` (for `Mapping` too); an array a `list`, a `tuple` (for `Sequence` too) or a
+    `set`. Values are not converted, but for an integer where a float is meant, if a float can hold it exactly, and a
+    string where a `pathlib.Path` or an `enum.Enum` is: `"3"` and `true` are not integers. The keys of a `dict` may be
+    `str`, `int` (written as Python writes it), `Path`, or a `Literal` or `Enum` of strings. Fields with a default may
+    be left out. A field's own check is
     `dataclasses.field(metadata={"check": function})`, where the function raises `ValueError` for what is not allowed; a
     `ValueError` of `__post_init__` counts as a fault of its table.
 
@@ -54,7 +69,8 @@ def load_dataclass(
         An instance of `cls`.
 
     Raises:
-        TypeError: If an argument is of the wrong kind.
+        TypeError: If an argument is of the wrong kind, or `cls` has fields of types that no TOML document can set,
+            such as `bytes`, a `TypedDict`, a `Callable` or an `InitVar`; each is named.
         error_cls: If the file cannot be read, or has unknown keys (the nearest known name is told), missing ones or
             values that are not allowed: all at once, one line each, with the file, the line and the dotted key.
 
@@ -91,7 +107,7 @@ def structure_dataclass(raw: Mapping[str, Any], cls: type[T], error_cls: type[Ex
         An instance of `cls`.
 
     Raises:
-        TypeError: If an argument is of the wrong kind.
+        TypeError: If an argument is of the wrong kind, or `cls` has fields of types that no TOML document can set.
         error_cls: With all faults at once.
 
     Examples:
@@ -110,10 +126,13 @@ def structure_dataclass(raw: Mapping[str, Any], cls: type[T], error_cls: type[Ex
     """
     check_mapping(raw)
     check_error_class(error_cls)
-    if not _is_dataclass(cls):
+    if not is_dataclass(cls):
         raise TypeError(f"cls must be a dataclass, got {cls!r}")
+    check_fields(cls)
     try:
         return _converter().structure(raw, cls)
+    except RecursionError as error:
+        raise error_cls(report(raw, [TOO_DEEP])) from error
     except (cattrs.BaseValidationError, ValueError, TypeError) as error:
         faults = list(_faults(error, ()))
         raise error_cls(report(raw, _without_misspelt(faults))) from error
@@ -123,7 +142,7 @@ class _UnknownKeys(ValueError):
     """Keys of a table that its dataclass does not have."""
 
     def __init__(self, unknown: list[str], known: list[str]) -> None:
-        super().__init__(", ".join(unknown))
+        super().__init__(", ".join(map(str, unknown)))
         self.unknown = unknown
         self.known = known
 
@@ -131,76 +150,128 @@ class _UnknownKeys(ValueError):
 def _converter() -> cattrs.Converter:
     """Structures TOML's values without converting them; knows dataclasses, collections, unions and literals."""
     converter = cattrs.Converter(detailed_validation=True)
-    for kind in (bool, int, str, datetime.datetime, datetime.date, datetime.time):
-        converter.register_structure_hook(kind, _exactly)
-    converter.register_structure_hook(float, _number)
-    converter.register_structure_hook(enum.Enum, _enum_member)
+    for kind in (bool, int, float, str, type(None), datetime.datetime, datetime.date, datetime.time, enum.Enum):
+        converter.register_structure_hook(kind, _value)
     converter.register_structure_hook(Path, lambda value, _: Path(_exactly(value, str, Path)))
 
     def register(matches: Callable[[Any], bool], hook_of: Callable[[Any, cattrs.Converter], Callable]) -> None:
         converter.register_structure_hook_factory(matches, lambda kind: hook_of(kind, converter))
 
-    register(lambda kind: _origin(kind) in (list, tuple), _array_hook)
-    register(lambda kind: isinstance(_origin(kind), type) and issubclass(_origin(kind), Mapping), _table_hook)
-    register(_is_dataclass, _dataclass_hook)
-    register(lambda kind: _origin(kind) is Literal, _literal_hook)
-    register(lambda kind: _origin(kind) in (Union, types.UnionType), _union_hook)
+    register(lambda kind: origin_of(kind) in ARRAYS, _array_hook)
+    register(lambda kind: origin_of(kind) in TABLES, _table_hook)
+    register(is_dataclass, _dataclass_hook)
+    register(lambda kind: origin_of(kind) is Literal, lambda kind, _: _choice_hook(kind))
+    register(lambda kind: origin_of(kind) in UNIONS, _union_hook)
     return converter
 
 
-def _is_dataclass(kind: object) -> bool:
-    return isinstance(kind, type) and dataclasses.is_dataclass(kind)
-
-
-def _origin(kind: Any) -> Any:
-    return typing.get_origin(kind) or kind
+def _value(value: Any, kind: Any) -> Any:
+    if is_enum(kind):  # an IntEnum is an int to cattrs
+        return _choice_hook(kind)(value, kind)
+    return _number(value, kind) if kind is float else _exactly(value, kind)
 
 
 def _exactly(value: Any, kind: Any, told: Any = None) -> Any:
     if type(value) is not kind:  # bools are not integers, datetimes not dates
-        raise TypeError(f"must be {_name(told or kind)}, found {describe(value)}")
+        raise TypeError(f"must be {name_of(told or kind)}, found {describe(value)}")
     return value
+
+
+class _InexactError(ValueError):
+    """An integer that no float is equal to."""
 
 
 def _number(value: Any, kind: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"must be {_name(kind)}, found {describe(value)}")
-    return float(value)
+        raise TypeError(f"must be {name_of(kind)}, found {describe(value)}")
+    try:
+        number = float(value)
+    except OverflowError as error:
+        raise _InexactError(f"must be a number that a float can hold, found {describe(value)}") from error
+    if isinstance(value, int) and int(number) != value:
+        raise _InexactError(
+            f"must be a number that a float can hold exactly, found {describe(value)}; the nearest is {number!r}"
+        )
+    return number
 
 
 def _array_hook(kind: Any, converter: cattrs.Converter) -> Callable:
-    origin, arguments = _origin(kind), typing.get_args(kind)
-    fixed = origin is tuple and arguments and arguments[-1] is not Ellipsis
+    origin, arguments = origin_of(kind), typing.get_args(kind)
+    fixed = origin is tuple and hasattr(kind, "__args__") and arguments[-1:] != (Ellipsis,)  # not of a bare tuple
+    build = tuple if origin is Sequence else origin
 
     def structure(value: Any, _: Any) -> Any:
         if not isinstance(value, list | tuple):
-            raise TypeError(f"must be an array, found {describe(value)}")
+            hint = ""
+            if isinstance(value, Mapping) and value and all(str(name).isdecimal() for name in value):
+                hint = (
+                    "; elements are overridden one by one only in an array that the file has: set the whole array, as "
+                    "in key=[1, 2]"
+                )
+            raise TypeError(f"must be an array, found {describe(value)}{hint}")
         if fixed and len(value) != len(arguments):
             raise ValueError(f"must be an array of {len(arguments)}, found {describe(value)}")
         kinds = arguments if fixed else [arguments[0] if arguments else Any] * len(value)
-        return origin(_each(enumerate(value), kinds, kind, converter))
+        done = _each(enumerate(value), kinds, kind, lambda _, each, item: _inner(each, item, converter))
+        if issubclass(build, set | frozenset):
+            try:
+                twice = [describe(each) for each, count in Counter(done).items() if count > 1]
+            except TypeError as error:
+                raise TypeError(f"must be an array of what a set can hold: {error}") from error
+            if twice:
+                raise ValueError(f"must be an array without repetition, found {', '.join(twice)} more than once")
+        return build(done)
 
     return structure
 
 
 def _table_hook(kind: Any, converter: cattrs.Converter) -> Callable:
-    arguments = typing.get_args(kind)
-    item = arguments[1] if len(arguments) == 2 else Any
+    of_keys, item = typing.get_args(kind) or (str, Any)
+    key_of = _key_hook(plain(of_keys), converter)
 
-    def structure(value: Any, _: Any) -> dict[str, Any]:
+    def structure(value: Any, _: Any) -> dict[Any, Any]:
         if not isinstance(value, Mapping):
             raise TypeError(f"must be a table, found {describe(value)}")
-        return dict(zip(value, _each(value.items(), [item] * len(value), kind, converter), strict=True))
+        named: dict[Any, Any] = {}
+
+        def pair(name: Any, each: Any, kind: Any) -> tuple[Any, Any]:
+            key = key_of(name)
+            if key in named:
+                raise ValueError(f"the key is the same as {named[key]!r}; keep one of them")
+            named[key] = name
+            return key, _inner(each, kind, converter)
+
+        return dict(_each(value.items(), [item] * len(value), kind, pair))
 
     return structure
 
 
-def _each(items: Iterable[tuple[Any, Any]], kinds: Iterable[Any], kind: Any, converter: cattrs.Converter) -> list[Any]:
-    """Every element structured, or cattrs' error with every fault and its index or name."""
+def _key_hook(kind: Any, converter: cattrs.Converter) -> Callable[[Any], Any]:
+    """From a table's key to one of the type; TOML's are strings."""
+
+    def key_of(name: Any) -> Any:
+        if kind is int and isinstance(name, str) and _INTEGER.fullmatch(name):
+            return int(name)
+        try:
+            return _inner(name, str if kind is Any else kind, converter)
+        except (ValueError, TypeError) as error:
+            raise type(error)(f"the key {error}") from error
+
+    return key_of
+
+
+def _inner(value: Any, kind: Any, converter: cattrs.Converter) -> Any:
+    return value if kind is Any else converter.structure(value, kind)
+
+
+def _each(
+    items: Iterable[tuple[Any, Any]], kinds: Iterable[Any], kind: Any, build: Callable[[Any, Any, Any], Any]
+) -> list[Any]:
+    """`build(index, value, kind)` of every element, or cattrs' error with every fault and its index or name."""
     done, errors = [], []
     for (index, value), item in zip(items, kinds, strict=True):
         try:
-            done.append(value if item is Any else converter.structure(value, item))
+            done.append(build(index, value, item))
         except (cattrs.BaseValidationError, ValueError, TypeError) as error:
             error.add_note(cattrs.IterableValidationNote(f"element {index}", index, item))
             errors.append(error)
@@ -246,12 +317,9 @@ def _dataclass_hook(cls: Any, converter: cattrs.Converter) -> Callable:
     return structure
 
 
-def _enum_member(value: Any, cls: Any) -> Any:
-    return cls(_one_of(value, [member.value for member in cls]))
-
-
-def _literal_hook(kind: Any, _: cattrs.Converter) -> Callable:
-    return lambda value, _: _one_of(value, list(typing.get_args(kind)))
+def _choice_hook(kind: Any) -> Callable:
+    allowed, build = choices(kind), kind if is_enum(kind) else lambda value: value
+    return lambda value, _: build(_one_of(value, allowed))
 
 
 def _one_of(value: Any, allowed: list[Any]) -> Any:
@@ -272,43 +340,37 @@ def _union_hook(kind: Any, converter: cattrs.Converter) -> Callable:
             return None
         if len(arms) == 1:
             return converter.structure(value, arms[0])
+        inexact = None
         for arm in sorted(arms, key=lambda arm: type(value) is not arm):  # the exact type first
             try:
                 return converter.structure(value, arm)
+            except _InexactError as error:
+                inexact = error
             except (cattrs.BaseValidationError, ValueError, TypeError):
                 continue
-        raise TypeError(f"must be {' or '.join(map(_name, arms))}, found {describe(value)}")
+        raise inexact or TypeError(f"must be {name_of(kind)}, found {describe(value)}")
 
     return structure
-
-
-def _name(kind: Any) -> str:
-    if kind in _NAMES:
-        return _NAMES[kind]
-    if _is_dataclass(kind):
-        return f"a table of {', '.join(field.name for field in dataclasses.fields(kind))}"
-    if _origin(kind) in (list, tuple):
-        return "an array"
-    if isinstance(_origin(kind), type) and issubclass(_origin(kind), Mapping):
-        return "a table"
-    return str(kind)
 
 
 def _faults(error: BaseException, key: Key) -> Iterator[Fault]:
     """The faults in the tree of errors that cattrs raises, with their keys."""
     if isinstance(error, _UnknownKeys):
         for name in error.unknown:
+            if not isinstance(name, str):
+                yield Fault(key, f"the key {name!r} must be a string")
+                continue
             what = f"unknown key; {did_you_mean(name, error.known)}"
             yield Fault((*key, name), what, nearest(name, error.known))
     elif isinstance(error, cattrs.ClassValidationError | cattrs.IterableValidationError):
-        noted, plain = error.group_exceptions()
+        noted, others = error.group_exceptions()
         for inner, note in noted:
             step = note.index if isinstance(note, cattrs.IterableValidationNote) else note.name
             if isinstance(inner, KeyError) and inner.args == (step,):
-                yield Fault((*key, step), f"missing; set it to {_name(note.type)}")
+                yield Fault((*key, step), f"missing; set it to {name_of(note.type)}")
             else:
                 yield from _faults(inner, (*key, step))
-        for inner in plain:
+        for inner in others:
             yield from _faults(inner, key)
     else:
         yield Fault(key, str(error) or type(error).__name__)

@@ -4,12 +4,13 @@ import ast
 import contextlib
 import os
 import re
+import sys
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from xtrax.config._faults import check_error_class, nearest
+from xtrax.config._faults import TOO_DEEP, Fault, check_error_class, nearest, report
 from xtrax.config._keys import Key, format_key, key_lines
 
 _POSITION = re.compile(r"\s*\(at (?:line (?P<line>\d+), column (?P<column>\d+)|end of document)\)$")
@@ -57,8 +58,8 @@ def load_toml_document(path: str | os.PathLike[str], error_cls: type[Exception])
 
     Raises:
         TypeError: If `path` is not a path, or `error_cls` not an exception class.
-        error_cls: If the file is missing, is a folder, cannot be read, is not UTF-8, or is not TOML. A syntax error is
-            told as `file:line:column`.
+        error_cls: If the file is missing, is a folder, cannot be read, is not UTF-8, is not TOML, or has an integer of
+            more digits than Python reads. A syntax error is told as `file:line:column`.
 
     Examples:
         >>> import pathlib, tempfile
@@ -87,6 +88,10 @@ def load_toml_document(path: str | os.PathLike[str], error_cls: type[Exception])
         _refuse_syntax(
             file, before, f"not UTF-8 (byte 0x{data[error.start]:02x}); save the file as UTF-8", error_cls, error
         )
+    return _parse(file, text, error_cls)
+
+
+def _parse(file: Path, text: str, error_cls: type[Exception]) -> TomlDocument:
     try:
         return TomlDocument(tomllib.loads(text), file, key_lines(text))
     except tomllib.TOMLDecodeError as error:
@@ -99,8 +104,37 @@ def load_toml_document(path: str | os.PathLike[str], error_cls: type[Exception])
             raise error_cls(f"{file}:{line}:{column}: not valid TOML: {what}") from error
         what = _told(message, text, text.count("\n") + 1, len(text) + 1)
         _refuse_syntax(file, text, f"not valid TOML: {what} at the end of the file", error_cls, error)
+    except ValueError as error:  # of int, which does not tell where
+        raise error_cls(_too_long(file, text, error_cls) or f"{file}: cannot be read: {error}") from error
     except RecursionError as error:
-        raise error_cls(f"{file}: arrays or tables are nested too deeply to be read; flatten them") from error
+        raise error_cls(f"{file}: {TOO_DEEP.what}") from error
+
+
+def _too_long(file: Path, text: str, error_cls: type[Exception]) -> str:
+    """One line for each integer of more digits than Python reads."""
+    limit = sys.get_int_max_str_digits()
+    # Shorter integers in their place are found again in the document if they are values, not parts of a string or key.
+    first, found = 10**40, []
+
+    def shorter(match: re.Match[str]) -> str:
+        found.append(match.group())
+        return str(first + len(found) - 1)
+
+    text = re.sub(rf"(?<![\w.])\d(?:_?\d){{{limit},}}", shorter, text)
+    if not found:
+        return ""
+    document = _parse(file, text, error_cls)
+    faults: list[Fault] = []
+    waiting: list[tuple[Key, Any]] = [((), document)]
+    while waiting:
+        key, value = waiting.pop()
+        if isinstance(value, dict | list):
+            steps = value.items() if isinstance(value, dict) else enumerate(value)
+            waiting += [((*key, step), inner) for step, inner in steps]
+        elif isinstance(value, int) and 0 <= abs(value) - first < len(found):
+            digits = len(found[abs(value) - first].replace("_", ""))
+            faults.append(Fault(key, f"an integer of {digits} digits is too long; Python reads at most {limit}"))
+    return report(document, faults[::-1])
 
 
 def _told(message: str, text: str, line: int, column: int) -> str:

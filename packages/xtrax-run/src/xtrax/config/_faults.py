@@ -16,6 +16,9 @@ class Fault(NamedTuple):
     meant: str | None = None
 
 
+TOO_DEEP = Fault((), "arrays or tables are nested too deeply to be read; flatten them")
+
+
 def check_error_class(error_cls: object) -> None:
     """`TypeError` unless `error_cls` is a class of exceptions."""
     if not (isinstance(error_cls, type) and issubclass(error_cls, Exception)):
@@ -63,7 +66,8 @@ def describe(value: Any) -> str:
     if isinstance(value, bool):
         return f"the boolean {str(value).lower()}"
     if isinstance(value, int):
-        return f"the integer {value}"
+        # Python writes no integer of more than some thousand digits, and nobody reads one of fifty.
+        return f"the integer {value}" if value.bit_length() <= 128 else f"an integer of {value.bit_length()} bits"
     if isinstance(value, float):
         return f"the float {value}"
     if isinstance(value, str):
