@@ -486,6 +486,29 @@ def test_no_effect_is_lost_silently_when_it_is_differentiated(strategy, stopped)
         jax.grad(sunk)(jnp.arange(4.0))
 
 
+@pytest.mark.parametrize("strategy", [Vmap(), SafeMap(1), SafeMap(2)])
+@pytest.mark.parametrize("role", ["tap", "sink"])
+def test_effects_of_the_user_s_own_in_a_differentiated_loop_are_refused_whatever_their_values(strategy, role):
+    seen = []
+
+    def record(x):
+        io_callback(lambda v: seen.append(float(v)), None, x)
+        return x if role == "tap" else None
+
+    def loss(w):
+        def step(c, y):
+            execute_map_axis(lambda x: x * y, jnp.arange(3.0), strategy, AxisBoundary(**{role: record}))
+            return c * y, None
+
+        return jax.lax.scan(step, w, jnp.arange(1.0, 3.0))[0]
+
+    with pytest.raises(ExecutorError, match=f"the {role} has side effects and lies in .* or in a loop that is"):
+        jax.grad(loss)(2.0)
+    loss(2.0)
+    jax.effects_barrier()
+    assert sorted(seen) == [0.0, 0.0, 1.0, 2.0, 2.0, 4.0]
+
+
 def test_effects_on_what_is_not_differentiated_fire_in_a_gradient():
     recorder = tap()
 

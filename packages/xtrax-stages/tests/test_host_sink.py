@@ -253,6 +253,53 @@ def test_a_sink_called_directly_cannot_be_differentiated(ordered, transform):
     assert float(transform(stopped)(2.0)) == 4.0
 
 
+@pytest.mark.parametrize("ordered", [True, False])
+@pytest.mark.parametrize("masked", [True, False])
+@pytest.mark.parametrize("transform", [jax.grad, lambda f: jax.jit(jax.grad(f)), lambda f: jax.grad(jax.jit(f))])
+def test_a_sink_in_a_differentiated_loop_is_refused_though_its_values_are_not_differentiated(
+    ordered, masked, transform
+):
+    log = Log()
+    sink = HostSink(log("it"), ordered=ordered)
+
+    def loss(w):
+        def step(c, y):
+            if masked:
+                sink(jnp.float32(7), where=y > 1)
+            else:
+                sink(y)
+            return c * y, None
+
+        return jax.lax.scan(step, w, jnp.arange(1.0, 3.0))[0]
+
+    with pytest.raises(ExecutorError, match=r"a HostSink lies in .*a loop that is.*HostTap"):
+        transform(loss)(2.0)
+    assert log.seen == []
+    # Without a derivative, and in forward mode, none are lost.
+    wanted = [("it", (), 7.0)] if masked else [("it", (), 1.0), ("it", (), 2.0)]
+    for call in (loss, jax.jit(loss), jax.jacfwd(loss), lambda w: jax.jvp(loss, (w,), (1.0,))):
+        log.entries.clear()
+        call(2.0)
+        assert sorted(log.seen) == wanted
+
+
+def test_a_sink_with_typed_keys_over_devices_and_in_lanes():
+    seen = []
+    sink = HostSink(lambda value, index: seen.append((index, value)), batched=False)
+    mesh = jax.make_mesh((1,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+
+    def fn(xs, keys):
+        jax.vmap(lambda x, key: sink({"x": x, "key": key}))(xs, keys)
+        return xs
+
+    keys = jax.random.split(jax.random.key(0), 2)
+    run = jax.shard_map(fn, mesh=mesh, in_specs=jax.P("d"), out_specs=jax.P("d"))
+    assert run(jnp.arange(2), keys).tolist() == [0, 1]
+    jax.effects_barrier()
+    found = [(index, int(value["x"]), value["key"].tolist()) for index, value in sorted(seen, key=lambda row: row[0])]
+    assert found == [((i,), i, jax.random.key_data(keys)[i].tolist()) for i in range(2)]
+
+
 # Derivatives at the edge of an axis
 
 
@@ -323,6 +370,32 @@ def test_an_axis_that_yields_nothing_refuses_derivatives_instead_of_losing_effec
     for strategy in (Vmap(), SafeMap(2), dedup([0, 1, 1])):
         with pytest.raises(ExecutorError, match="a HostSink lies in a function that is differentiated"):
             jax.grad(loss)(jnp.arange(3.0), strategy)
+
+
+@pytest.mark.parametrize("strategy", [Vmap(), SafeMap(1), SafeMap(2), "dedup"])
+def test_an_axis_that_yields_nothing_inside_a_differentiated_loop_is_refused(strategy):
+    log = Log()
+    strategy = dedup([0, 1, 0]) if strategy == "dedup" else strategy
+    boundary = AxisBoundary(sink=HostSink(log("it"), ordered=True))
+
+    def loss(w, fused=False):
+        edge = AxisBoundary(sink=boundary.sink, fuse=jnp.sum) if fused else boundary
+
+        def step(c, y):
+            total = execute_map_axis(lambda x: x * y, jnp.array([0.0, 1.0, 0.0]), strategy, edge)
+            return c * y + (total if fused else 0.0), None
+
+        return jax.lax.scan(step, w, jnp.arange(1.0, 3.0))[0]
+
+    for transformed in (jax.grad(loss), jax.jit(jax.grad(loss)), jax.grad(jax.jit(loss))):
+        with pytest.raises(ExecutorError, match=r"a HostSink lies in .*a loop that is.*fuse"):
+            transformed(2.0)
+    assert log.seen == []
+    wanted = [("it", (i,), y * x) for y in (1.0, 2.0) for i, x in enumerate([0.0, 1.0, 0.0])]
+    for call in (loss, jax.jit(loss), lambda w: jax.grad(loss)(w, fused=True)):  # a fuse whose result is used keeps it
+        log.entries.clear()
+        call(2.0)
+        assert log.seen == wanted
 
 
 def test_a_sunk_axis_is_never_stacked():

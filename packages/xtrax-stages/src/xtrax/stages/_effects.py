@@ -11,8 +11,9 @@ from jax import lax
 from xtrax.stages._errors import ExecutorError
 from xtrax.stages._host_call import NO_TOKEN, fire_lanes
 from xtrax.stages._host_record import HostRecord
+from xtrax.stages._undifferentiated import undifferentiated
 from xtrax.stages.boundaries import AxisBoundary, BoundaryCallable
-from xtrax.stages.host import HostSink, HostTap, refuse_derivatives
+from xtrax.stages.host import LOST, HostSink, HostTap
 from xtrax.tiling._execute.hooks import AxisHook
 from xtrax.tiling.plan import AxisDecision
 
@@ -106,7 +107,7 @@ class BoundaryEffects:
         effects = [effect for effect in (self.tap, self.sink) if effect is not None]
         hosted = [isinstance(effect, (HostTap, HostSink)) for effect in effects]
         if self.lost and any(hosted):
-            values = refuse_derivatives(values)
+            values, index, mask = undifferentiated((values, index, mask), LOST)
         if all(hosted):
             token = NO_TOKEN
             for effect in effects:
@@ -137,7 +138,7 @@ class BoundaryEffects:
                 row = jax.tree.map(lambda leaf: leaf[None], value)
                 token |= fire_lanes(effect, row, index[None], axes=self.axes)
             elif effect is not None:
-                returned = _undifferentiated(role, effect)(value)
+                returned = _refusing_derivatives(role, effect)(value)
                 value = _check_returned(role, value, returned)
         return value, token
 
@@ -164,22 +165,22 @@ def _describe(tree: Any) -> str:
     return str(jax.tree.unflatten(structure, arrays))
 
 
-def _undifferentiated(role: str, effect: BoundaryCallable) -> BoundaryCallable:
-    """The tap or sink, refusing to be differentiated if it has effects.
-
-    JAX drops the effects of a loop that is differentiated unless their results are used, and says nothing.
-    """
+def _refusing_derivatives(role: str, effect: BoundaryCallable) -> BoundaryCallable:
+    """The tap or sink; if it has effects, its value has no part in a derivative, which would lose them."""
     if is_batchable(effect):
         return effect
-    guarded = jax.custom_jvp(effect)
 
-    @guarded.defjvp
-    def _(primals: tuple[Any], tangents: tuple[Any]) -> tuple[Any, Any]:
-        if jax.make_jaxpr(effect)(*primals).effects:
-            raise ExecutorError(
-                f"the {role} has side effects and lies in a function that is differentiated, where JAX may drop them "
-                f"silently. Differentiate the function without the {role}, and record in a separate forward pass."
+    def refusing(value: Any) -> Any:
+        def of_effects(value: Any) -> None:
+            effect(value)
+
+        if jax.make_jaxpr(of_effects)(value).effects:
+            value = undifferentiated(
+                value,
+                f"the {role} has side effects and lies in a function that is differentiated, or in a loop that is, "
+                f"where JAX may drop them silently. Differentiate the function without the {role}, and record in a "
+                f"separate forward pass; or use a Host{role.capitalize()}.",
             )
-        return jax.jvp(effect, primals, tangents)
+        return effect(value)
 
-    return guarded
+    return refusing

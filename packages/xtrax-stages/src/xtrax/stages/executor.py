@@ -58,8 +58,8 @@ def execute_map_axis(
     A `HostTap` or `HostSink` runs on every strategy, ordered too, and takes the elements that are computed at once by
     one call, with their numbers in this axis; the `jax.vmap`s around this call number its lanes in columns before. For
     a nest whose axes are all numbered, use `execute_plan`. Outside any trace this call waits for them, and raises what
-    one of them raised. They are the identity for derivatives; of an axis that yields None these are refused, since
-    nothing would depend on its effects.
+    one of them raised. They are the identity for derivatives. An axis that yields None refuses these, and its place in
+    a loop that is differentiated, since nothing would depend on its effects.
 
     A fuse that is a `Reducer` takes the elements chunk by chunk, so that they are never stacked.
 

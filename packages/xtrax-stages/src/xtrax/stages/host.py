@@ -7,9 +7,9 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from xtrax.stages._errors import ExecutorError
 from xtrax.stages._host_call import fire_lanes, thread_token
 from xtrax.stages._host_record import HostRecord
+from xtrax.stages._undifferentiated import undifferentiated
 
 __all__ = ["HostSink", "HostTap"]
 
@@ -79,16 +79,18 @@ class HostTap:
             TypeError: If `value` holds something else than arrays, or `where` is not a bool scalar.
         """
         value = _arrays("HostTap", value)
-        return thread_token(value, _fire(self, value, where))
+        return thread_token(value, _fire(self, value, _mask("HostTap", where)))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class HostSink:
     """Takes values out of the pipeline, and gives them to a plain Python function on the host.
 
-    As `HostTap`, but it returns None: an axis with a sink and no fuse yields nothing. Since nothing then depends on it,
-    one that is called directly cannot be differentiated; executors keep it alive themselves. Called directly in a loop
-    that is differentiated, on values that are not, it is dropped by JAX without notice: use a `HostTap` there.
+    As `HostTap`, but it returns None: an axis with a sink and no fuse yields nothing. Where nothing depends on it, JAX
+    would lose its effects in a derivative. So one that is called directly, or whose axis yields nothing, refuses values
+    that are differentiated, and values that change from step to step of a loop that is, whatever they are: use a
+    `HostTap` there, or a fuse. (A value that is the same in all steps of such a loop is given once.) Other executors
+    keep it alive by what they return: use that.
 
     Args:
         fn: As of `HostTap`.
@@ -128,25 +130,20 @@ class HostSink:
             where: A bool scalar, which may be traced: whether this element is given. None gives it.
 
         Raises:
-            ExecutorError: If it is differentiated.
+            ExecutorError: If it, or a loop around it, is differentiated (when that is traced).
             TypeError: If `value` holds something else than arrays, or `where` is not a bool scalar.
         """
-        _fire(self, refuse_derivatives(_arrays("HostSink", value)), where)
+        value, where = undifferentiated((_arrays("HostSink", value), _mask("HostSink", where)), LOST)
+        _fire(self, value, where)
 
 
-@jax.custom_jvp
-def refuse_derivatives(value: Any) -> Any:
-    """The same value, which may not be differentiated."""
-    return value
-
-
-@refuse_derivatives.defjvp
-def _(primals: Any, tangents: Any) -> Any:
-    raise ExecutorError(
-        "a HostSink lies in a function that is differentiated, where JAX may drop its effects silently, since nothing "
-        "depends on them. Use a HostTap and what it returns, or give the sink to execute_scan_axis or execute_plan, or "
-        "differentiate the function without it and record in a separate forward pass."
-    )
+LOST = (
+    "a HostSink lies in a function that is differentiated, where JAX drops its effects silently, since nothing depends "
+    "on them: that takes in values that are differentiated, and any that change from step to step of a loop that is. "
+    "Use a HostTap and what it returns, or give the sink to execute_scan_axis or to an axis with a fuse, whose result "
+    "you use, or differentiate the function without it and record in a separate forward pass."
+)
+"""Why a sink that leaves nothing behind is refused in a derivative."""
 
 
 def _check(effect: HostTap | HostSink) -> None:
@@ -178,14 +175,15 @@ def _as_array(value: Any) -> jax.Array:
     return jnp.asarray(value)
 
 
-def _fire(effect: HostTap | HostSink, value: Any, where: Any) -> jax.Array:
+def _fire(effect: HostTap | HostSink, value: Any, where: jax.Array | None) -> jax.Array:
     """Call the host with one element, numbered by the lanes of the vmaps around the call alone."""
-    if where is not None:
-        where = _bool_scalar(type(effect).__name__, where)[None]
-    return fire_lanes(effect, jax.tree.map(lambda leaf: leaf[None], value), jnp.zeros((1, 0), jnp.int32), where)
+    value, where = jax.tree.map(lambda leaf: leaf[None], (value, where))
+    return fire_lanes(effect, value, jnp.zeros((1, 0), jnp.int32), where)
 
 
-def _bool_scalar(kind: str, where: Any) -> jax.Array:
+def _mask(kind: str, where: Any) -> jax.Array | None:
+    if where is None:
+        return None
     try:
         array = _as_array(where)
         found = f"{array.dtype}{list(array.shape)}"
