@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import zarr
 
-from xtrax.run import DamagedRunError, SinkSpec, ZarrStagingSink, open_results, run_tiled
+from xtrax.run import DamagedRunError, SinkSpec, ZarrStagingSink, open_results, run_tiled, verify_store
 from xtrax.run._appended.shards import ArraySpec, TileData
 from xtrax.run._appended.store import AppendStore
 from xtrax.run._checks import check_folder
@@ -347,3 +347,13 @@ def test_a_run_that_has_not_started(tmp_path, monkeypatch):
     store.close()
     with pytest.raises(FileNotFoundError, match="holds a run that has not started"):
         open_results(tmp_path)
+
+
+def test_attributes_that_a_user_adds_are_no_damage(tmp_path):
+    run_tiled(lambda x: 2 * x, np.arange(6.0, dtype=np.float32), specs=[AxisSpec("n", 6, 3)], tile_size=3,
+              sink=SinkSpec(tmp_path / "out"), progress="off")  # fmt: skip
+    root = zarr.open_group(tmp_path / "out", mode="r+")
+    root.attrs["title"] = "twice"
+    root["output"].attrs["units"] = "m"
+    assert verify_store(tmp_path / "out").ok
+    assert open_results(tmp_path / "out")["output"][:].tolist() == [0, 2, 4, 6, 8, 10]

@@ -217,7 +217,7 @@ def find_metadata_problems(
 def check_metadata(
     folder: Path, expected: dict[str, Any], name: str | None = None, *, at_most: bool = False
 ) -> Iterator[Problem]:
-    """What differs in a folder's `zarr.json` from what it should say.
+    """What differs in a folder's `zarr.json` from what it should say, but for attributes that were added.
 
     Args:
         folder: Of the node.
@@ -245,6 +245,9 @@ def check_metadata(
             yield Problem(path, f"says {found['shape'][0]} rows where {expected['shape'][0]} are committed", array=name)
             return
         found = {**found, "shape": [expected["shape"][0], *found["shape"][1:]]}
+    attributes, own = found.get("attributes"), expected.get("attributes", {})
+    if isinstance(attributes, dict):  # such as units, which anybody may add
+        found = {**found, "attributes": {key: attributes[key] for key in own if key in attributes}}
     if found != expected:
         differing = [key for key in {**expected, **found} if found.get(key) != expected.get(key)]
         yield Problem(path, f"was changed: {', '.join(sorted(differing))}", array=name)

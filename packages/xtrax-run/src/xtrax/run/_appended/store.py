@@ -14,6 +14,7 @@ import json
 import logging
 import os
 import shutil
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -96,6 +97,7 @@ class AppendStore:
         # A tile that waits for the disk leaves the core to the next one; more than two only cost memory.
         self._tiles = ThreadPoolExecutor(2, thread_name_prefix="xtrax-tile")
         self._files = ThreadPoolExecutor(4, thread_name_prefix="xtrax-file")
+        self._committing = threading.Lock()
         self._log = CommitLog(self.folder / HIDDEN / COMMITS)
         self._lock = self._take_lock()
         try:
@@ -306,7 +308,7 @@ class AppendStore:
 
     def commit_written(self, tiles: Sequence[WrittenTile]) -> None:
         """Commit tiles whose files are written."""
-        with self._failing("could not be written to"):
+        with self._failing("could not be written to"), self._committing:
             self._lock.check()
             flush({folder for tile in tiles for folder in tile.folders})
             self._mend()
@@ -397,7 +399,8 @@ class AppendStore:
         finally:
             self._tiles.shutdown()
             self._files.shutdown()
-            self._lock.release()
+            with self._committing:  # a thread that is just committing holds the folder
+                self._lock.release()
 
     def _unlink(self, *paths: Path) -> None:
         for path in paths:
