@@ -183,6 +183,42 @@ def test_a_host_tap_is_no_sink_and_a_host_sink_is_no_tap():
         AxisBoundary(tap=HostSink(print))
 
 
+@pytest.mark.parametrize("strategy", [Vmap(), SafeMap(1), SafeMap(2), "dedup", "scan"])
+@pytest.mark.parametrize("role", ["tap", "sink", "user's tap"])
+@pytest.mark.parametrize("jitted", [True, False])
+def test_an_output_may_be_a_python_number(strategy, role, jitted):
+    log, mine = Log(), []
+
+    def own(tree):
+        io_callback(lambda v: mine.append(int(v)), None, tree["n"])
+        return tree
+
+    def keep(values, index):
+        log("n")(values["n"], index)
+        log("x")(values["x"], index)
+
+    effect = own if role == "user's tap" else (HostTap if role == "tap" else HostSink)(keep)
+    boundary = AxisBoundary(**{"sink" if role == "sink" else "tap": effect})
+
+    def run(xs):
+        if strategy == "scan":
+            return execute_scan_axis(lambda c, x: (c, {"n": 7, "x": x}), 0, xs, boundary)[1]
+        chosen = dedup([0, 1, 0]) if strategy == "dedup" else strategy
+        return execute_map_axis(lambda x: {"n": 7, "x": x}, xs, chosen, boundary)
+
+    result = (jax.jit(run) if jitted else run)(jnp.array([1.0, 2.0, 1.0]))
+    jax.effects_barrier()
+    if role == "user's tap":
+        assert mine == [7, 7, 7]
+    else:
+        wanted = [("n", (i,), 7) for i in range(3)] + [("x", (i,), x) for i, x in enumerate([1.0, 2.0, 1.0])]
+        assert sorted(log.seen) == wanted
+    if role == "sink":
+        assert result is None
+    else:
+        assert jax.tree.map(lambda y: y.tolist(), result) == {"n": [7, 7, 7], "x": [1.0, 2.0, 1.0]}
+
+
 def test_an_empty_axis_fires_nothing():
     log = Log()
     for strategy in (Vmap(), SafeMap(1), SafeMap(2)):

@@ -329,6 +329,7 @@ def _emit(nest: Nest, k: int, values: Any, operands: Sequence[Operand], lanes: t
         values = all_taken(values, copies.index_map, dim)
     index = jnp.stack([_grid(nest, j, operands, lanes, shape) for j in range(k + 1)], axis=1)
     mask = index[:, 0] < PADDING if nest.padded else None
+    values = jax.tree.map(jnp.asarray, values)  # a step of a loop may yield a Python number
     flat = jax.tree.map(lambda y: y.reshape(rows, *y.shape[len(shape) :]), values)
     flat, token = emit(flat, index, mask)
     values = jax.tree.map(lambda y: y.reshape(*shape, *y.shape[1:]), flat)
