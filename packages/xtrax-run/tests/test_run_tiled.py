@@ -518,6 +518,8 @@ X = np.zeros((N, 3), np.float32)
         ({"boundaries": {"row": AxisBoundary(fuse=jnp.mean)}}, ValueError, "only by a Reducer"),
         ({"plan": "bucket", "specs": None}, ValueError, "'row' is a Bucket.* use xtrax.tiling.map_ragged"),
         ({"key": 7}, TypeError, "key must be a PRNG key"),
+        ({"key": np.zeros(3, np.uint32)}, ValueError, r"key is a raw key of shape \(3,\)"),
+        ({"key": np.zeros(2, np.float32)}, TypeError, "key must be a PRNG key"),
         ({"mesh": "four"}, TypeError, "mesh must be"),
         ({"client": "cluster", "sink": "here"}, TypeError, "client must be a dask.distributed.Client"),
     ],

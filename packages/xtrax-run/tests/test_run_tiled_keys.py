@@ -65,3 +65,12 @@ def test_without_a_sink_keys_stay_keys():
     assert jax.random.key_impl(outputs["key"]) == jax.random.key_impl(jax.random.key(0, impl="rbg"))
     np.testing.assert_array_equal(jax.random.key_data(outputs["key"]), keys)
     np.testing.assert_array_equal(jax.random.key_data(carries["n"]), last)
+
+
+@pytest.mark.parametrize("raw", [np.array([0, 3], np.uint32), "of jax"], ids=["numpy", "jax"])
+def test_a_raw_key_gives_what_the_typed_one_gives(raw):
+    key = jax.random.PRNGKey(3) if isinstance(raw, str) else raw
+    options = {"specs": [AxisSpec("n", N, 5)], "tile_size": 5, "progress": "off"}
+    report = run_tiled(lambda x, key: x + jax.random.normal(key), VALUES, key=key, **options)
+    keys = [jax.random.fold_in(jax.random.key(3, impl="threefry2x32"), i) for i in range(N)]
+    np.testing.assert_allclose(report.outputs, VALUES + [float(jax.random.normal(key)) for key in keys], rtol=1e-5)

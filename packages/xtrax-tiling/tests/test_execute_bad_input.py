@@ -206,6 +206,16 @@ REFUSED: dict[str, tuple[type[Exception], str, Any]] = {
         r"key must be a single key, but has shape \(4,\)",
         lambda: call(untraced, ONE, x(4), key=jax.random.split(jax.random.key(0), 4)),
     ),
+    "a raw key of another length": (
+        ValueError,
+        r"key is a raw key of shape \(3,\), but those of threefry2x32, the default PRNG, have shape \(2,\)",
+        lambda: call(untraced, ONE, x(4), key=np.zeros(3, np.uint32)),
+    ),
+    "an array that is no key": (
+        TypeError,
+        r"key must be a PRNG key.*but is array\(\[0., 0.\], dtype=float32\)",
+        lambda: call(untraced, ONE, x(4), key=np.zeros(2, np.float32)),
+    ),
     "key without fn": (
         ValueError,
         "fn is None, and nothing takes it",

@@ -231,7 +231,7 @@ def check_key(fn: Any, decisions: Sequence[AxisDecision], key: Any) -> Any:
 
     Raises:
         TypeError: something that is no key.
-        ValueError: several keys, no `fn` to take one, a `DedupGather`, or more elements than there are keys.
+        ValueError: several keys, a raw one of another length than the PRNG's, no `fn` to take one, a `DedupGather`, or more elements than there are keys.
     """
     if key is None:
         return None
@@ -244,6 +244,13 @@ def check_key(fn: Any, decisions: Sequence[AxisDecision], key: Any) -> Any:
             f"key must be a single key, but has shape {key.shape}; each element gets its own from it by fold_in. Keys "
             "of your own are an argument like any other."
         )
+    if legacy:
+        raw = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0)))  # of the PRNG that is the default now
+        if key.shape != raw.shape:
+            raise ValueError(
+                f"key is a raw key of shape {key.shape}, but those of {jax.config.jax_default_prng_impl}, the default "
+                f"PRNG, have shape {raw.shape}; make one with jax.random.key(seed), which says its PRNG."
+            )
     if fn is None:
         raise ValueError("key is given, but fn is None, and nothing takes it; leave one of them out.")
     for decision in decisions:
