@@ -52,6 +52,11 @@ def test_a_tiled_run(folder):
     assert results.state == {"finished": True, "tiles": 3, "committed": 3, "rows": 6}
     assert results.timings.keys() == {"computing", "reading", "writing"}
     assert all(seconds > 0 for seconds in results.timings.values())
+    assert repr(results).splitlines() == [
+        f"run one in {folder}, finished, 3 of 3 tiles committed: 2 arrays",
+        "  aux/z  bool (6, 4)",
+        "  y      float32 (6, 4, 2)",
+    ]
     with pytest.raises(KeyError, match=r"has no array 'x'; it has \['aux/z', 'y'\]"):
         results["x"]
     with pytest.raises(TypeError):
@@ -109,6 +114,7 @@ def test_a_training_run(tmp_path):
     assert results.provenance == {"run_id": "abc", "git": {"sha": "1"}}
     assert results.state["status"] == "finished"
     assert results.state["checkpoints"] == [7, 20]
+    assert repr(results).splitlines()[0] == f"run abc in {tmp_path}, finished, checkpoints at 7, 20: 2 arrays"
     if pytest.importorskip("xarray"):
         assert results.dataset["eval/loss"].dims == ("eval_row",)
 

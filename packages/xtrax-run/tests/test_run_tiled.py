@@ -729,3 +729,18 @@ def test_a_folder_that_holds_something_else(tmp_path):
     with pytest.raises(SinkError, match="file cannot be opened"):
         run(lambda x: x, X, sink=SinkSpec(tmp_path / "file"))
     assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_report_is_a_few_lines_in_the_terminal_and_in_a_notebook():
+    report = run(lambda x: x, data(), tile_size=N)
+    first, *rest = str(report).splitlines()
+    assert first == "run without a sink: 1 tile done, 0 skipped, of 1"
+    assert ", 1 compile, peak memory " in rest[-1]
+    printed = []
+
+    class Printer:
+        text = staticmethod(printed.append)
+
+    report._repr_pretty_(Printer(), cycle=False)
+    assert printed == [str(report)]
+    assert "array" not in repr(report)  # the outputs may be large

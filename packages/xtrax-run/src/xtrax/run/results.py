@@ -32,6 +32,7 @@ from xtrax.run._appended.remains import refuse_remains
 from xtrax.run._appended.shards import ArraySpec, find_lost
 from xtrax.run._checks import check_folder
 from xtrax.run._names import HIDDEN
+from xtrax.run._words import plural
 
 if TYPE_CHECKING:
     import xarray
@@ -76,6 +77,13 @@ class Results(Mapping[str, Any]):
         """How many arrays there are."""
         return len(self.arrays)
 
+    def __repr__(self) -> str:
+        """What there is, a line for each array; none is read."""
+        width = max(map(len, self.arrays), default=0)
+        lines = [f"  {name:{width}}  {array.dtype} {array.shape}" for name, array in self.arrays.items()]
+        head = ", ".join([f"run {self.provenance.get('run_id')} in {self.path}", *_told(self.state)])
+        return "\n".join([f"{head}: {plural(len(lines), 'array')}", *lines])
+
     __eq__, __hash__ = object.__eq__, object.__hash__  # comparing arrays would read them
 
     @property
@@ -98,6 +106,18 @@ class Results(Mapping[str, Any]):
             lazy = array if isinstance(array, np.ndarray) else indexing.LazilyIndexedArray(_lazy(array))
             variables[name] = xarray.Variable(self._dims[name], lazy)
         return xarray.Dataset(variables, attrs=dict(self.provenance))
+
+
+def _told(state: Mapping[str, Any]) -> Iterator[str]:
+    """How far a run is, in words, as far as its state says."""
+    if "finished" in state:
+        yield "finished" if state["finished"] else "not finished"
+    if "status" in state:
+        yield str(state["status"])
+    if "tiles" in state:
+        yield f"{state['committed']} of {plural(state['tiles'], 'tile')} committed"
+    if state.get("checkpoints"):
+        yield f"checkpoints at {', '.join(map(str, state['checkpoints']))}"
 
 
 def _lazy(array: zarr.Array) -> Any:

@@ -4,7 +4,7 @@ import sys
 import time
 from typing import Any
 
-from xtrax.run._tiled.report import in_words
+from xtrax.run._words import in_bytes
 
 _LINE_SECONDS = 60.0
 
@@ -57,7 +57,7 @@ class Progress:
         return self._done / max(1e-9, time.monotonic() - self._started)
 
     def _told_of(self) -> str:
-        return f"{self._rate():.2f} tiles/s, {in_words(self._bytes)} written"
+        return f"{self._rate():.2f} tiles/s, {in_bytes(self._bytes)} written"
 
     def _say(self) -> None:
         done = self._skipped + self._done

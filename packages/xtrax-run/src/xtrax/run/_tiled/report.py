@@ -2,9 +2,11 @@
 
 import resource
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from xtrax.run._words import in_bytes, plural
 
 
 @dataclass(frozen=True)
@@ -45,28 +47,23 @@ class RunReport:
     bytes_written: int
     compiles: int
     peak_memory: int
-    outputs: Any = None
+    outputs: Any = field(default=None, repr=False)  # arrays, of any size
 
     def __str__(self) -> str:
         """A few lines for the terminal."""
         where = f"run {self.run_id} in {self.output_dir}" if self.output_dir else "run without a sink"
         return (
-            f"{where}: {self.tiles_done} tiles done, {self.tiles_skipped} skipped, of {self.tiles}\n"
+            f"{where}: {plural(self.tiles_done, 'tile')} done, {self.tiles_skipped} skipped, of {self.tiles}\n"
             f"  {self.seconds:.1f} s: starting {self.seconds_starting:.1f} s, "
             f"computing {self.seconds_computing:.1f} s, waiting {self.seconds_waiting:.1f} s; "
             f"beside that reading {self.seconds_reading:.1f} s, writing {self.seconds_writing:.1f} s\n"
-            f"  read {in_words(self.bytes_read)}, wrote {in_words(self.bytes_written)}, "
-            f"{self.compiles} compiles, peak memory {in_words(self.peak_memory)}"
+            f"  read {in_bytes(self.bytes_read)}, wrote {in_bytes(self.bytes_written)}, "
+            f"{plural(self.compiles, 'compile')}, peak memory {in_bytes(self.peak_memory)}"
         )
 
-
-def in_words(size: float) -> str:
-    """Bytes as `12.3 MB`."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} TB"
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """The same lines as the value of a notebook's cell."""
+        printer.text(str(self))
 
 
 def reset_peak_memory() -> None:

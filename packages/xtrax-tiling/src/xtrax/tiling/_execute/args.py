@@ -231,7 +231,8 @@ def check_key(fn: Any, decisions: Sequence[AxisDecision], key: Any) -> Any:
 
     Raises:
         TypeError: something that is no key.
-        ValueError: several keys, a raw one of another length than the PRNG's, no `fn` to take one, a `DedupGather`, or more elements than there are keys.
+        ValueError: several keys, a raw one of another length than the PRNG's, no `fn` to take one, a `DedupGather`, or
+            more elements than there are keys.
     """
     if key is None:
         return None
