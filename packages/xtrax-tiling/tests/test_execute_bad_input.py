@@ -200,6 +200,11 @@ REFUSED: dict[str, tuple[type[Exception], str, Any]] = {
         r"args\[0\]\[0\] is being traced.*on the host",
         lambda: jax.jit(lambda a: call(untraced, BUCKET, a))([x(1), x(2)]),
     ),
+    "one element": (
+        ValueError,
+        r"args\[0\] has 1 element along axis 'batch'",
+        lambda: call(untraced, ONE, x(1)),
+    ),
     "no key": (TypeError, "key must be a PRNG key.*but is 0", lambda: call(untraced, ONE, x(4), key=0)),
     "several keys": (
         ValueError,

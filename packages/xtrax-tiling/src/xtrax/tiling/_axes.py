@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from xtrax.tiling._check import plural
 from xtrax.tiling._split import ARRAY_LIKE
 
 
@@ -157,7 +158,7 @@ def resolve_axes(xs: Any, in_axes: Any = 0) -> MappedAxes:
     for name, axis, other in sizes[1:]:
         if other != size:
             raise ValueError(
-                f"the mapped axes differ in size: axis {first_axis} of {first} has {size} elements, "
+                f"the mapped axes differ in size: axis {first_axis} of {first} has {plural(size, 'element')}, "
                 f"but axis {axis} of {name} has {other}; give leaves that are not mapped the axis None."
             )
     return MappedAxes(leaves, treedef, axes, size)

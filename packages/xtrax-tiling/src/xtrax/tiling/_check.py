@@ -7,6 +7,11 @@ from typing import Any
 import numpy as np
 
 
+def plural(count: int, noun: str) -> str:
+    """A count with its noun: `1 element`, `3 elements`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def check_int(name: str, value: Any, minimum: int) -> int:
     """`value` as a plain int of at least `minimum`; bools and floats are no ints."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)):

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import numpy.typing as npt
 
+from xtrax.tiling._check import plural
 from xtrax.tiling._host_arrays import check_readable
 
 _BLOCK_BYTES = 1 << 19  # rows are read in blocks of this size, which stay in the cache between passes
@@ -33,8 +34,8 @@ def host_leaves(name: str, xs: Any) -> tuple[list[npt.NDArray[Any]], int]:
     for (leaf_name, _), leaf in zip(named, leaves, strict=True):
         if len(leaf) != size:
             raise ValueError(
-                f"{named[0][0]} has {size} elements along its leading axis, but {leaf_name} has {len(leaf)}; the "
-                "leaves of one axis must agree."
+                f"{named[0][0]} has {plural(size, 'element')} along its leading axis, but {leaf_name} has {len(leaf)}; "
+                "the leaves of one axis must agree."
             )
     return leaves, size
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from xtrax.tiling._axes import broadcast_prefix
-from xtrax.tiling._check import check_callable, check_int
+from xtrax.tiling._check import check_callable, check_int, plural
 from xtrax.tiling._dependence.inputs import BatchInputs, normal_axis
 from xtrax.tiling._map.chunked import map_chunks
 from xtrax.tiling._map.layout import Chunks
@@ -138,8 +138,9 @@ def _output_axes(shapes: Any, out_axes: Any, size: int, report: IndependenceRepo
             raise ValueError(f"out_axes is {axis} for {label}, whose elements are {there}; give it {known[i]}.")
         if axis is not None and leaf.shape[axis] != size:
             raise ValueError(
-                f"{label} of a chunk of {size} elements has shape {leaf.shape}, and so no element for each along axis "
-                f"{axis}; give out_axes the axis that has, or None for an output that is the same for every batch."
+                f"{label} of a chunk of {plural(size, 'element')} has shape {leaf.shape}, and so no element for each "
+                f"along axis {axis}; give out_axes the axis that has, or None for an output "
+                "that is the same for every batch."
             )
         found.append(axis)
     return found

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from xtrax.tiling._axes import resolve_axes
-from xtrax.tiling._check import check_callable, check_names
+from xtrax.tiling._check import check_callable, check_names, plural
 from xtrax.tiling.errors import DispatchRejected
 from xtrax.tiling.iterator import JaxScanIterator, SafeMapIterator, VmapIterator, WhileLoopIterator
 from xtrax.tiling.strategy import AxisStrategy, Bucket, DedupGather, SafeMap, Scan, Vmap, WhileCarry
@@ -156,7 +156,7 @@ def _run_dedup(strategy: DedupGather, fn: Callable[[Any], Any], xs: Any) -> Any:
     size = resolve_axes(xs).size
     if size != strategy.index_map.size:
         raise ValueError(
-            f"xs has {size} elements along its leading axis, but the DedupGather was made for "
+            f"xs has {plural(size, 'element')} along its leading axis, but the DedupGather was made for "
             f"{strategy.index_map.size}; find the duplicates of this xs anew."
         )
     distinct = (strategy.dedup_fn or _take)(xs, strategy.unique_indices)

@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from xtrax.tiling._check import check_callable, check_names
+from xtrax.tiling._check import check_callable, check_names, plural
 from xtrax.tiling._plan.account import PlanMemory, byte_text, check_estimate
 from xtrax.tiling._plan.batch_plan import BatchPlan, label
 from xtrax.tiling._plan.claims import by_axis, refuse_duplicates
@@ -240,8 +240,8 @@ def _carried(spec: AxisSpec, carry: CarrySpec, heterogeneous: bool, unused: list
 def _deduplicated(spec: AxisSpec, dedup: DedupSpec) -> AxisDecision:
     if dedup.index_map.size != spec.cardinality:
         raise ValueError(
-            f"the DedupSpec of axis {spec.name!r} maps {dedup.index_map.size} elements, but the axis has cardinality "
-            f"{spec.cardinality}; index_map needs one entry for each element."
+            f"the DedupSpec of axis {spec.name!r} maps {plural(dedup.index_map.size, 'element')}, but the axis has "
+            f"cardinality {spec.cardinality}; index_map needs one entry for each element."
         )
     strategy = dedup.to_dedup_gather()
     reasoning = (

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from xtrax.tiling._check import check_callable, check_int
+from xtrax.tiling._check import check_callable, check_int, plural
 from xtrax.tiling._reducers import orders, sums
 
 __all__ = [
@@ -106,7 +106,7 @@ class Reducer:
         """
         if size < self.at_least:
             raise ValueError(
-                f"the reducer of {axis} needs at least {self.at_least} elements, but there are {size}; "
+                f"the reducer of {axis} needs at least {plural(self.at_least, 'element')}, but there are {size}; "
                 "reduce a longer axis, or use a reducer that has a result for fewer, such as sum."
             )
 
@@ -243,7 +243,8 @@ mean: Reducer = _leafwise("mean", sums.Mean, complex_too=True)
 """The mean, in the dtype of `jnp.mean`; NaN for no elements."""
 
 sum: Reducer = _leafwise("sum", sums.Sum, complex_too=True)
-"""The sum, in the dtype of `jnp.sum`: integers as integers, bools counted; 0 for no elements."""
+"""The sum, in the dtype of `jnp.sum`: integers as integers, bools counted; 0 for no elements. As there, integers wrap
+around where the sum passes the dtype's limit: 2**31 - 1 for `int32`, the widest without x64 mode."""
 
 var: Reducer = _leafwise("var", sums.Variance, complex_too=True)
 """The variance about the mean, divided by the number of elements, as `jnp.var`; NaN for no elements."""

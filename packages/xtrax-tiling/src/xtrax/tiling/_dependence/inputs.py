@@ -8,6 +8,7 @@ import jax
 from jax.core import Tracer
 
 from xtrax.tiling._axes import broadcast_prefix
+from xtrax.tiling._check import plural
 from xtrax.tiling._dependence.state import Batched, Shared, State
 from xtrax.tiling._split import ARRAYS
 
@@ -42,8 +43,8 @@ class BatchInputs:
                 first = first or (label, normal, size)
                 if size != first[2]:
                     raise ValueError(
-                        f"the batch has {first[2]} elements along axis {first[1]} of {first[0]}, but {size} along axis "
-                        f"{normal} of {label}; for what every element shares, {_unmapped(label)}."
+                        f"the batch has {plural(first[2], 'element')} along axis {first[1]} of {first[0]}, but "
+                        f"{size} along axis {normal} of {label}; for what every element shares, {_unmapped(label)}."
                     )
             found.append(normal)
         if first is None:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xtrax.tiling._check import check_callable, check_name
+from xtrax.tiling._check import check_callable, check_name, plural
 from xtrax.tiling._plan.batch_plan import BatchPlan
 from xtrax.tiling._plan.spec import AxisDecision
 from xtrax.tiling._split import Split, hashable_or_none
@@ -211,8 +211,8 @@ def check_sizes(decisions: Sequence[AxisDecision], args: Sequence[Any], axes: Se
                     )
                 if shape[dim] != sizes[name]:
                     raise ValueError(
-                        f"{where} has {shape[dim]} elements along axis {name!r} (dimension {dim} of its shape "
-                        f"{shape}), but the plan was made for {sizes[name]}; plan the axis with "
+                        f"{where} has {plural(shape[dim], 'element')} along axis {name!r} (dimension {dim} of its "
+                        f"shape {shape}), but the plan was made for {sizes[name]}; plan the axis with "
                         f"cardinality={shape[dim]}, or pass the data that it was made for."
                     )
 
@@ -263,6 +263,6 @@ def check_key(fn: Any, decisions: Sequence[AxisDecision], key: Any) -> Any:
     total = math.prod(decision.spec.cardinality for decision in decisions)
     if total > 2**32:
         raise ValueError(
-            f"the plan has {total} elements, and fold_in tells only 2**32 apart; split the outermost axis."
+            f"the plan has {plural(total, 'element')}, and fold_in tells only 2**32 apart; split the outermost axis."
         )
     return key

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from jax.core import Tracer
 
+from xtrax.tiling._check import plural
 from xtrax.tiling._execute.args import check_leaf
 from xtrax.tiling._execute.axes import PADDING
 from xtrax.tiling._execute.hooks import AxisHook
@@ -58,8 +59,8 @@ def check_ragged(decision: AxisDecision, args: Sequence[Any], axes: Sequence[tup
             )
         if len(arg) != size:
             raise ValueError(
-                f"args[{i}] has {len(arg)} elements along axis {name!r}, but the plan was made for {size}; plan the "
-                f"axis with cardinality={len(arg)}, or pass the data that it was made for."
+                f"args[{i}] has {plural(len(arg), 'element')} along axis {name!r}, but the plan was made for {size}; "
+                f"plan the axis with cardinality={len(arg)}, or pass the data that it was made for."
             )
         found = [_length(f"args[{i}][{j}]", item) for j, item in enumerate(arg)]
         if lengths is None:

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from xtrax.tiling._axes import broadcast_prefix
+from xtrax.tiling._check import plural
 from xtrax.tiling._split import ARRAY_LIKE, ARRAYS, Split, hashable_or_none
 
 
@@ -125,7 +126,7 @@ def _shared_size(mapped: Sequence[tuple[str, Any, int | None]], in_axes: Any) ->
     for name, axis, other in sizes[1:]:
         if other != size:
             raise ValueError(
-                f"the mapped axes differ in size: axis {first_axis} of {first} has {size} elements, but axis {axis} of "
-                f"{name} has {other}; give what is not mapped the axis None."
+                f"the mapped axes differ in size: axis {first_axis} of {first} has {plural(size, 'element')}, but "
+                f"axis {axis} of {name} has {other}; give what is not mapped the axis None."
             )
     return size

@@ -4,7 +4,7 @@ import dataclasses
 import warnings
 from collections.abc import Sequence
 
-from xtrax.tiling._check import check_bool, check_boundaries, check_int, check_name
+from xtrax.tiling._check import check_bool, check_boundaries, check_int, check_name, plural
 from xtrax.tiling.roles import AxisRole
 from xtrax.tiling.strategy import AxisStrategy, DedupGather
 
@@ -109,6 +109,7 @@ class AxisDecision:
             )
         if isinstance(self.strategy, DedupGather) and self.strategy.index_map.size != self.spec.cardinality:
             raise ValueError(
-                f"the DedupGather of axis {self.spec.name!r} maps {self.strategy.index_map.size} elements, but the "
-                f"axis has cardinality {self.spec.cardinality}; index_map needs one entry for each element."
+                f"the DedupGather of axis {self.spec.name!r} maps "
+                f"{plural(self.strategy.index_map.size, 'element')}, but the axis has cardinality {self.spec.cardinality}; "
+                "index_map needs one entry for each element."
             )

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from xtrax.tiling._check import plural
 from xtrax.tiling._duplicates import group_rows, host_leaves
 from xtrax.tiling._plan.spec import AxisDecision, AxisSpec
 from xtrax.tiling.dedup import DedupSpec, get_k_bucket
@@ -82,8 +83,8 @@ def _check(specs: Sequence[AxisSpec], data: Mapping[str, Any] | None) -> dict[st
         leaves[name], size = host_leaves(f"data[{name!r}]", xs)
         if size != cardinality[name]:
             raise ValueError(
-                f"data[{name!r}] has {size} elements along its leading axis, but axis {name!r} has cardinality "
-                f"{cardinality[name]}; give the data of the whole axis."
+                f"data[{name!r}] has {plural(size, 'element')} along its leading axis, but axis {name!r} has "
+                f"cardinality {cardinality[name]}; give the data of the whole axis."
             )
     return leaves
 
