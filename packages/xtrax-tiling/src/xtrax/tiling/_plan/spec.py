@@ -110,6 +110,6 @@ class AxisDecision:
         if isinstance(self.strategy, DedupGather) and self.strategy.index_map.size != self.spec.cardinality:
             raise ValueError(
                 f"the DedupGather of axis {self.spec.name!r} maps "
-                f"{plural(self.strategy.index_map.size, 'element')}, but the axis has cardinality {self.spec.cardinality}; "
-                "index_map needs one entry for each element."
+                f"{plural(self.strategy.index_map.size, 'element')}, but the axis has cardinality "
+                f"{self.spec.cardinality}; index_map needs one entry for each element."
             )
