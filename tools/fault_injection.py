@@ -19,6 +19,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import threading
 import time
 import traceback
 import warnings
@@ -76,13 +77,13 @@ def _after(owner: Any, name: str, kill: Kill, when: Callable[..., bool] = lambda
 
 def _halfway(kill: Kill, when: Callable[[str], bool]) -> None:
     """Inside a write: half of the bytes have reached the file."""
-    write, rest = os.write, [False]
+    write, rest = os.write, threading.local()  # two tiles are written at once
 
     def wrapped(handle: int, data: Any) -> int:
-        if not when(os.path.basename(os.readlink(f"/proc/self/fd/{handle}"))) or rest[0]:
-            rest[0] = False
+        if not when(os.path.basename(os.readlink(f"/proc/self/fd/{handle}"))) or getattr(rest, "follows", False):
+            rest.follows = False
             return write(handle, data)
-        rest[0] = True  # the caller writes it next
+        rest.follows = True  # the caller writes it next
         written = write(handle, memoryview(data)[: (len(data) + 1) // 2])
         kill()
         return written
@@ -148,9 +149,7 @@ POINTS: dict[str, tuple[str, Callable[[Kill], None]]] = {
     "finalize: before it": ("fuse", lambda kill: _before(AppendStore, "finalize", kill)),
     "finalize: between the reduced outputs": (
         "fuse",
-        lambda kill: _before(
-            AppendStore, "_make_array", kill, lambda store, spec: spec.tile_rows is None and spec.name == "y"
-        ),
+        lambda kill: _before(store, "make_array", kill, lambda root, spec: spec.tile_rows is None and spec.name == "y"),
     ),
     "finalize: the manifest written, not flushed": (
         "map",
