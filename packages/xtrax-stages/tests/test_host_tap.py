@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from xtrax.stages import HostSink, HostTap, Tap
+from xtrax.tiling import reducers, tiled_vmap
 
 
 class Rows:
@@ -260,6 +261,25 @@ def test_a_differentiated_scan_loses_no_effect(ordered, jitted):
         run = transform(loss)
         np.testing.assert_allclose((jax.jit(run) if jitted else run)(xs), wanted)
         assert sorted(rows.seen) == [((), 1.0), ((), 2.0), ((), 3.0)]
+
+
+@BOTH
+@pytest.mark.parametrize("batch_size", [2, 3])
+@pytest.mark.parametrize("reduce", [None, reducers.sum])
+def test_a_chunked_map_fires_once_for_each_element(ordered, batch_size, reduce):
+    rows = Rows()
+    tap = tap_into(rows, ordered=ordered)
+    xs = jnp.arange(5.0)
+
+    def loss(w):
+        return tiled_vmap(lambda x: tap(w * x) * x, batch_size=batch_size, reduce=reduce)(xs).sum()
+
+    wanted = [((i % batch_size,), float(i)) for i in range(5)]  # with the number of the lane: its row in the chunk
+    for run in (loss, jax.jit(loss), lambda w: jax.value_and_grad(loss)(w)[1], jax.jit(jax.grad(loss))):
+        rows.rows.clear()
+        assert float(run(1.0)) == 30.0
+        assert sorted(rows.seen) == sorted(wanted)
+        assert rows.seen == wanted or not ordered
 
 
 @BOTH

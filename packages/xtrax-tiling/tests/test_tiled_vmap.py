@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jax import lax
+from jax.experimental import io_callback
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from xtrax.tiling import reducers, tiled_vmap
+from xtrax.tiling import reducers, safe_map, tiled_vmap
 
 # For chunks of 4: nothing, one, B - 1, B, B + 1, a prime with an overlap.
 SIZES = [0, 1, 3, 4, 5, 13]
@@ -498,3 +500,77 @@ def test_bad_results_and_errors_of_the_function_reach_the_caller():
     with pytest.raises(KeyError, match="of the user"):
         tiled_vmap(broken, batch_size=2)(np.ones(5))
     assert getattr(tiled_vmap(broken, batch_size=2), "__name__", None) == "broken"
+
+
+# Side effects.
+
+
+def watched(seen, sign=1.0):
+    """The square of an element, which is put down on the host."""
+
+    def fn(x):
+        io_callback(lambda v: seen.append(float(v)), None, lax.stop_gradient(x))
+        return sign * x * x
+
+    return fn
+
+
+MAPPED = {
+    "tiled_vmap": lambda fn, x, batch_size: tiled_vmap(fn, batch_size=batch_size)(x),
+    "reduce": lambda fn, x, batch_size: tiled_vmap(fn, batch_size=batch_size, reduce=reducers.sum)(x),
+    "safe_map": lambda fn, x, batch_size: safe_map(fn, x, batch_size),
+    "jit": lambda fn, x, batch_size: jax.jit(tiled_vmap(fn, batch_size=batch_size))(x),
+}
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    how=st.sampled_from(sorted(MAPPED)), shape=st.sampled_from([(1, 1), (5, 2), (5, 3), (6, 4), (7, 7), (9, 1), (3, 8)])
+)
+def test_side_effects_occur_once_for_each_element_of_uneven_chunks(how, shape):
+    size, batch_size = shape
+    x, seen = np.arange(size, dtype=np.float32), []
+    result = MAPPED[how](watched(seen), x, batch_size)
+    jax.effects_barrier()
+    np.testing.assert_array_equal(result, (x * x).sum() if how == "reduce" else x * x)
+    assert sorted(seen) == x.tolist()
+
+
+def test_results_of_uneven_chunks_with_side_effects_are_those_of_vmap():
+    def fn(x):
+        jax.debug.callback(lambda v: None, x)
+        return {
+            "pair": jnp.stack([x, -x]),
+            "key": jax.random.key(x.astype(jnp.uint32)),
+            "shared": 3.0,
+            "n": jnp.int8(x),
+        }
+
+    out_axes = {"pair": -1, "key": 0, "shared": None, "n": 0}
+    x = jnp.arange(5.0)
+    got = tiled_vmap(fn, out_axes=out_axes, batch_size=2)(x)
+    want = jax.vmap(fn, out_axes=out_axes)(x)
+    got["key"], want["key"] = jax.random.key_data(got["key"]), jax.random.key_data(want["key"])
+    for name, value in want.items():
+        np.testing.assert_array_equal(got[name], value)
+        assert jnp.asarray(got[name]).dtype == jnp.asarray(value).dtype
+
+
+@pytest.mark.parametrize("reduce", [None, reducers.sum])
+@pytest.mark.parametrize("size", [5, 6])
+def test_side_effects_of_what_is_differentiated_occur_once_or_are_refused(reduce, size):
+    x, seen = np.arange(size, dtype=np.float32), []
+
+    def loss(w, **options):
+        return tiled_vmap(lambda x: watched(seen)(w * x), batch_size=2, reduce=reduce, **options)(x).sum()
+
+    for transformed in (jax.grad(loss), jax.jit(jax.grad(loss)), jax.grad(jax.jit(loss)), jax.jacfwd(loss)):
+        seen.clear()
+        np.testing.assert_allclose(transformed(2.0), 4 * (x * x).sum(), rtol=1e-6)
+        jax.effects_barrier()
+        assert sorted(seen) == (2 * x).tolist()
+    seen.clear()
+    for transformed in (jax.grad, lambda f: jax.jit(jax.grad(f)), lambda f: jax.grad(jax.jit(f))):
+        with pytest.raises(ValueError, match=r"fn has side effects.*reverse mode with remat=True"):
+            transformed(functools.partial(loss, remat=True))(2.0)
+    assert seen == []

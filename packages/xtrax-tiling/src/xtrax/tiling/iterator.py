@@ -68,9 +68,10 @@ class SafeMapIterator:
     """Chunks of at most `tile` elements, one after another, whatever the number of elements.
 
     The results are those of `jax.vmap`. Memory is that of the inputs, the outputs and one chunk: chunks are balanced,
-    and the first two overlap where they do not come out even, so `fn` should be pure, since a few elements may be
-    computed twice. Differentiable in both modes; reverse mode keeps what `fn` saves of every element, unless `fn` is a
-    `jax.checkpoint`. A call outside `jax.jit` is traced anew each time, as with every loop of JAX, and compiled once.
+    and the first two overlap where they do not come out even, so a few elements may be computed twice. Where `fn` has
+    side effects each element is computed once: the last chunk is shorter instead. Differentiable in both modes; reverse
+    mode keeps what `fn` saves of every element, unless `fn` is a `jax.checkpoint`. A call outside `jax.jit` is traced
+    anew each time, as with every loop of JAX, and compiled once.
 
     Args:
         tile: elements mapped at once, at least 1.

@@ -39,9 +39,10 @@ def tiled_vmap(
     """`jax.vmap`, a chunk of at most `batch_size` elements after another.
 
     The results are those of `jax.vmap`, and memory is that of the arguments, the results and one chunk. Chunks are
-    balanced, and the first two overlap where they do not come out even, so `fn` should be pure: a few elements may be
-    computed twice. Forward mode and, with `remat`, reverse mode work on one chunk at a time too; reverse mode otherwise
-    keeps what it needs of every element, as that of `jax.vmap` does.
+    balanced, and the first two overlap where they do not come out even, so a few elements may be computed twice. Where
+    `fn` has side effects each element is computed once: the last chunk is shorter instead. Forward mode and, with
+    `remat`, reverse mode work on one chunk at a time too; reverse mode otherwise keeps what it needs of every element,
+    as that of `jax.vmap` does.
 
     Outside a trace a call is compiled, once for each types of arguments; the program is found again at the next call of
     this or another `tiled_vmap` of `fn`. Arrays that `fn` holds (an `eqx.Module`) or closes over are arguments of the
@@ -59,7 +60,8 @@ def tiled_vmap(
         batch_size: the most elements at once; None for all; "auto" for the fastest of a few sizes, measured by
             `tune_batch_size` on the first call with such arguments.
         budget: with "auto", what the chunk may take: bytes or a `MemoryBudget`.
-        remat: whether reverse mode saves nothing but the arguments, and computes each chunk anew.
+        remat: whether reverse mode saves nothing but the arguments, and computes each chunk anew; it then refuses an
+            `fn` with side effects.
         grad_batch_size: the most elements that reverse mode takes at once, if others than forward; implies `remat`.
         reduce: a `Reducer` or a pytree of them that is a prefix of the output: the results are reduced chunk by chunk,
             in order, and never stacked.

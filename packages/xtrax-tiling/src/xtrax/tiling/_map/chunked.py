@@ -6,10 +6,11 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.extend.core import ClosedJaxpr
 
 from xtrax.tiling._axes import output_axes
-from xtrax.tiling._jax_internals import evaluate, trace
+from xtrax.tiling._jax_internals import evaluate, side_effects, trace
 from xtrax.tiling._map.layout import Chunks
 from xtrax.tiling._map.loop import In, Kind, Out, Spec, check_whole, chunk_types, take
 from xtrax.tiling._map.primitive import bind
@@ -33,7 +34,8 @@ def chunked_vmap(
         fn: a pure function of the list of one element of each leaf. Arrays that it closes over may be tracers.
         leaves: arrays, each with `chunks.total` elements along its axis.
         axes: the non-negative mapped axis of each leaf.
-        chunks: the layout; one chunk or none is a plain `jax.vmap`.
+        chunks: the layout; one chunk or none is a plain `jax.vmap`. Where they overlap and `fn` has side effects, these
+            occur once for each element: the last chunk is then shorter.
         out_axes: where the mapped axis goes in each result: an int, or a pytree of them that is a prefix of the output.
         remat: whether reverse mode saves nothing but the arguments, and computes each chunk anew.
         grad_chunk: the most elements that the backward pass takes at once, if not those of `chunks`; implies `remat`.
@@ -63,7 +65,7 @@ def map_chunks(
             first too, but for those that `out_axes` has None for. Arrays that it closes over may be tracers.
         leaves: arrays, each with `chunks.total` elements along its axis.
         axes: the non-negative mapped axis of each leaf.
-        chunks: the layout.
+        chunks: the layout. Where they overlap and `batched` has side effects, the last chunk is shorter instead.
         out_axes: where the mapped axis goes in each result: an int, or a pytree of ints and None that is a prefix of
             the output. A chunk is turned before it is written, so no result is ever turned as a whole. None is for a
             result without the axis, which is the same for all chunks, and is that of the first.
@@ -86,6 +88,12 @@ def map_chunks(
         return outputs.at_once([jnp.moveaxis(leaf, axis, 0) for leaf, axis in zip(leaves, axes, strict=True)])
     types = chunk_types(leaves, rows, chunks)
     traced = trace(outputs.flat, types)
+    if chunks.overlap and side_effects(traced):
+        parts = [
+            map_chunks(batched, cut, axes, part, out_axes=out_axes, remat=remat, grad_chunk=grad_chunk)
+            for cut, part in split_apart(leaves, axes, chunks)
+        ]
+        return outputs.joined(*parts)
     consts = list(traced.consts)
     grad_jaxpr = None
     stacked = range(len(outputs.stacked))
@@ -104,6 +112,19 @@ def map_chunks(
     first = [take(leaf, kind, chunks, 0) for leaf, kind in zip(leaves, rows, strict=True)] if outputs.shared else []
     shared = evaluate(traced, first, range(len(stacked), len(traced.out_avals)), effects=False) if first else []
     return outputs.restore(bind(spec, [*consts, *leaves]), shared, chunks.total)
+
+
+def split_apart(leaves: Leaves, axes: Sequence[int], chunks: Chunks) -> list[tuple[Leaves, Chunks]]:
+    """The elements of the whole chunks and of the shorter last one, which share none, where `chunks` overlap."""
+    parts, start = [], 0
+    for part in chunks.without_overlap():
+        cut = [
+            lax.slice_in_dim(leaf, start, start + part.total, axis=axis)
+            for leaf, axis in zip(leaves, axes, strict=True)
+        ]
+        parts.append((cut, part))
+        start += part.total
+    return parts
 
 
 def _with_consts(
@@ -160,6 +181,14 @@ class _Outputs:
             if axis is not None and not isinstance(kind, tuple)
         ]
         return carried + [y for y, axis in zip(ys, self._axes, strict=True) if axis is None]
+
+    def joined(self, first: Any, last: Any) -> Any:
+        """The results of all elements, from those of the first and the last of them, once `flat` has been traced."""
+        leaves = [
+            a if axis is None else (np if isinstance(kind, tuple) else jnp).concatenate([a, b], axis)
+            for a, b, axis, kind in zip(*map(jax.tree.leaves, (first, last)), self._axes, self._kinds, strict=True)
+        ]
+        return jax.tree.unflatten(self._treedef, leaves)
 
     def _of(self, xs: Leaves) -> tuple[Leaves, list[int | None]]:
         out = self._fn(xs)

@@ -39,3 +39,12 @@ class Chunks:
         if not self.overlap:
             return index * self.size
         return jnp.maximum(index * self.size - self.overlap, 0)
+
+    def without_overlap(self) -> "tuple[Chunks, Chunks]":
+        """As many whole chunks as there are, and the shorter one that is left: each element lies in one of them.
+
+        They take the place of chunks that overlap, where a function has side effects.
+        """
+        whole = self.total // self.size
+        rest = self.total - whole * self.size
+        return Chunks(whole * self.size, whole, self.size), Chunks(rest, 1, rest)

@@ -85,6 +85,12 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, spec: Spec) -> tupl
     elif reverse and not spec.remat:
         outs, moved_dots = _linearize(spec, primals, dots, active, moving)
     elif side_effects(spec.jaxpr):
+        if reverse:
+            raise ValueError(
+                "fn has side effects, and is differentiated in reverse mode with remat=True (or grad_batch_size), "
+                "which computes each chunk anew and would repeat them; leave out remat, or take the side effects (a "
+                "HostTap, an io_callback) out of fn and record in a separate forward pass."
+            )
         outs, moved_dots = _differentiate_at_once(spec, primals, dots, active, moving)
     else:
         outs, moved_dots = bind(spec, primals), bind(_tangent_spec(spec, active, moving), [*primals, *dots])

@@ -9,7 +9,8 @@ from jax import lax
 from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
-from xtrax.tiling._jax_internals import trace, vary_like
+from xtrax.tiling._jax_internals import side_effects, trace, vary_like
+from xtrax.tiling._map.chunked import split_apart
 from xtrax.tiling._map.layout import Chunks
 from xtrax.tiling._map.loop import In, Kind, Out, Spec, check_whole, chunk_types, take
 from xtrax.tiling._map.primitive import bind
@@ -34,13 +35,14 @@ def reduce_chunks(
 
     Forward, one state is carried from chunk to chunk. A carry would keep every state that there was when it is
     differentiated, and a loop that slices its operands transposes badly, so what is differentiated is a map from chunks
-    to states of their own, which are merged: one state for each chunk.
+    to states of their own, which are merged: one state for each chunk. A function with side effects is mapped so from
+    the start, as reverse mode would have to run it twice, for the values and for the derivative.
 
     Args:
         batched: a pure function of the list of a chunk of each leaf, the mapped axis first; its results too.
         leaves: arrays, each with `chunks.total` elements along its axis.
         axes: the non-negative mapped axis of each leaf.
-        chunks: the layout.
+        chunks: the layout. Where they overlap and `batched` has side effects, the last chunk is shorter instead.
         reducer: what reduces the results.
         valid: bool `(chunks.total,)`, which elements count; None for all.
         remat: whether reverse mode computes each chunk anew.
@@ -69,7 +71,18 @@ def reduce_chunks(
         return first(types)
     initial = _alike(first(types), step, types)
     forward = _Hoisted(step, initial, types, chunks)
+    if chunks.overlap and forward.effects:
+        states = [
+            reduce_chunks(
+                batched, cut if valid is None else cut[:-1], axes, part, reducer,
+                valid=None if valid is None else cut[-1], remat=remat, grad_chunk=grad_chunk,
+            )
+            for cut, part in split_apart(leaves, [kind.axis for kind in ins], chunks)
+        ]  # fmt: skip
+        return reducer.merge(*states)
     separate = backward != chunks
+    if forward.effects:
+        return _merged(forward, forward.consts, initial, ins, chunks, leaves, reducer, remat or separate)
     other = _Hoisted(step, initial, chunk_types(leaves, ins, backward), backward) if separate else forward
 
     @jax.custom_jvp
@@ -103,6 +116,7 @@ class _Hoisted:
         self._traced = jax.make_jaxpr(step)(initial, types, *masked)
         self._treedef = jax.tree.structure(initial)
         self.consts = list(self._traced.consts)
+        self.effects = side_effects(self._traced)
 
     def of(self, consts: Leaves) -> Callable[..., Any]:
         """The step with these arrays."""
