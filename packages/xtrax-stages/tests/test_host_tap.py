@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from xtrax.stages import HostSink, HostTap, Tap
-from xtrax.tiling import reducers, tiled_vmap
+from xtrax.stages import AxisBoundary, HostSink, HostTap, Tap, execute_plan
+from xtrax.tiling import AxisSpec, BatchPlanner, reducers, tiled_vmap
 
 
 class Rows:
@@ -154,6 +154,28 @@ def test_a_value_that_all_lanes_share_fires_once():
     ys = jax.vmap(lambda x: x + tap(jnp.int32(5)))(jnp.arange(3))
     assert ys.tolist() == [5, 6, 7]
     assert rows.seen == [((), 5)]
+
+
+def test_a_value_of_one_of_two_vmaps_is_numbered_by_that_one():
+    rows = Rows()
+    tap = tap_into(rows)
+    result = jax.vmap(lambda x: jax.vmap(lambda y: tap(x) + y)(jnp.arange(3)))(10 * jnp.arange(2))
+    assert result.tolist() == [[0, 1, 2], [10, 11, 12]]
+    assert rows.seen == [((0,), 0), ((1,), 10)]
+    rows.rows.clear()
+    jax.vmap(lambda x: jax.vmap(lambda y: x + tap(y))(jnp.arange(3)))(jnp.arange(2))
+    assert rows.seen == [((i,), i) for i in range(3)]
+
+
+def test_inside_the_function_of_a_plan_it_numbers_the_rows_of_a_chunk_and_at_its_edge_those_of_the_axis():
+    rows = Rows()
+    tap, xs = tap_into(rows), jnp.array([3.0, 4.0, 5.0])
+    plan = BatchPlanner().plan([AxisSpec("r", 3, 2)])
+    execute_plan(lambda x: tap(x), plan, xs)
+    assert rows.seen == [((0,), 3.0), ((1,), 4.0), ((0,), 5.0)]
+    rows.rows.clear()
+    execute_plan(lambda x: x, plan, xs, boundaries=[AxisBoundary(tap=tap)])
+    assert rows.seen == [((0,), 3.0), ((1,), 4.0), ((2,), 5.0)]
 
 
 def test_a_pytree_with_a_leaf_that_lanes_share():

@@ -27,15 +27,21 @@ class HostTap:
     `ml_dtypes`. It must not call JAX, and blocks the computation while it runs: hand slow work to a thread. Its calls
     never overlap.
 
-    Called directly, it is alive through the value that it returns: use that value, since JAX drops effects that nothing
-    depends on from a loop that is differentiated. JAX refuses host callbacks in `cond` and `while_loop` under
-    `jax.vmap`, and under a differentiated `jax.checkpoint`; say `where=` instead of putting the call into a `cond`.
+    Called directly, `index` has a column for each `jax.vmap` around the call for which the value (or `where`) is
+    batched: a value that depends on one of two vmaps fires once for each lane of that one. The vmaps of a chunked map
+    or an executor around the call are those of the elements that are computed at once, so that inside `fn` of
+    `execute_plan` or `tiled_vmap` it numbers the rows of a chunk. At a boundary it gets its place in the plan's axes.
+
+    It is alive through the value that it returns: use that value, since JAX drops effects that nothing depends on from
+    a loop that is differentiated. JAX refuses host callbacks in `cond` and `while_loop` under `jax.vmap`, and under a
+    differentiated `jax.checkpoint` (and so `remat=True` of `tiled_vmap`); say `where=` instead of putting the call into
+    a `cond`. It has no rule for `jax.linear_transpose`.
 
     Args:
         fn: With `batched`, `fn(values, index)`: leaves `(n, ...)`, and int64 `(n, d)`, where each row lies in each of
             the d enclosing axes, the outermost first, the rows in the order of their effects. Without,
-            `fn(value, index)`: one element, and a tuple of d ints. Called outside an executor, the axes are the
-            `jax.vmap`s around the call. What it returns is ignored.
+            `fn(value, index)`: one element, and a tuple of d ints. Called directly, the axes are the `jax.vmap`s
+            around the call. What it returns is ignored.
         ordered: Whether its calls occur in the order of the program.
         batched: Whether `fn` takes all rows of a call at once.
 
