@@ -565,8 +565,8 @@ def test_arguments_of_the_wrong_kind_are_refused(run):
     [
         ({}, ExecutorError, "no arrays"),
         (None, ExecutorError, "no arrays"),
-        ({"a": jnp.zeros(3), "b": jnp.zeros(4)}, ExecutorError, r"xs\['a'\] has 3, xs\['b'\] has 4"),
-        ([jnp.zeros(3), jnp.float32(1)], ExecutorError, r"xs\[1\] is a scalar"),
+        ({"a": np.zeros(3), "b": np.zeros(4)}, ExecutorError, r"xs\['a'\] has 3, xs\['b'\] has 4"),
+        ([np.zeros(3), np.float32(1)], ExecutorError, r"xs\[1\] is a scalar"),
         ([1.0, 2.0], TypeError, r"xs\[0\] must be an array; found float"),
     ],
 )
