@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from xtrax.stages import AxisBoundary, HostSink, HostTap, Tap, execute_plan
-from xtrax.tiling import AxisSpec, BatchPlanner, reducers, tiled_vmap
+from xtrax.tiling import AxisDecision, AxisSpec, BatchPlan, SafeMap, reducers, tiled_vmap
 
 
 class Rows:
@@ -170,7 +170,7 @@ def test_a_value_of_one_of_two_vmaps_is_numbered_by_that_one():
 def test_inside_the_function_of_a_plan_it_numbers_the_rows_of_a_chunk_and_at_its_edge_those_of_the_axis():
     rows = Rows()
     tap, xs = tap_into(rows), jnp.array([3.0, 4.0, 5.0])
-    plan = BatchPlanner().plan([AxisSpec("r", 3, 2)])
+    plan = BatchPlan((AxisDecision(AxisSpec("r", 3, 2), 2, "by hand", SafeMap(2)),))
     execute_plan(lambda x: tap(x), plan, xs)
     assert rows.seen == [((0,), 3.0), ((1,), 4.0), ((0,), 5.0)]
     rows.rows.clear()

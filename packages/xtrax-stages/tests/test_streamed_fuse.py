@@ -168,7 +168,7 @@ def test_an_axis_without_elements():
     empty = jnp.zeros((0,))
     for strategy in (Vmap(), SafeMap(1), SafeMap(2)):
         assert execute_map_axis(outputs, empty, strategy, AxisBoundary(fuse=reducers.sum)).tolist() == [0.0, 0.0]
-        with pytest.raises(ValueError, match="needs at least 1 elements, but there are 0"):
+        with pytest.raises(ValueError, match="needs at least 1 element, but there are 0"):
             execute_map_axis(outputs, empty, strategy, AxisBoundary(fuse=reducers.max))
 
 

@@ -111,8 +111,8 @@ def test_one_warning_names_every_axis_with_a_remainder_and_points_at_the_caller(
             [AxisSpec("a", 10, 3), AxisSpec("b", 5, 2)],
             "axis 'a' runs as 4 chunks of 3, since 10 elements are no multiple of 3 (remainder 1). "
             "axis 'b' runs as 3 chunks of 2, since 5 elements are no multiple of 2 (remainder 1). "
-            "Results are those of jax.vmap; nothing needs to be done, unless the function has side effects: "
-            "3 elements are computed twice.",
+            "Results are those of jax.vmap; nothing needs to be done. "
+            "Elements computed twice: 3, or none where the function has side effects.",
         ),
     ],
 )

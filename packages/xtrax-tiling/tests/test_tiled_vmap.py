@@ -316,7 +316,7 @@ def test_a_reduction_takes_neither_the_memory_of_the_outputs_nor_of_a_state_for_
 
 def test_a_reducer_with_too_few_elements_is_refused_and_none_are_the_state_at_the_start():
     assert float(tiled_vmap(lambda x: x, batch_size=4, reduce=reducers.sum)(jnp.zeros(0))) == 0
-    with pytest.raises(ValueError, match="needs at least 1 elements, but there are 0"):
+    with pytest.raises(ValueError, match="needs at least 1 element, but there are 0"):
         tiled_vmap(lambda x: x, batch_size=4, reduce=reducers.max)(jnp.zeros(0))
 
 

@@ -88,5 +88,5 @@ def remainder_text(decisions: Sequence[AxisDecision]) -> str:
             f"axis {spec.name!r} runs as {chunks.count} chunks of {chunks.size}, since {spec.cardinality} elements are "
             f"no multiple of {limit} (remainder {spec.cardinality % limit})."
         )
-    unless = f", unless the function has side effects: {twice} elements are computed twice" if twice else ""
-    return f"{' '.join(sentences)} Results are those of jax.vmap; nothing needs to be done{unless}."
+    repeated = f" Elements computed twice: {twice}, or none where the function has side effects." if twice else ""
+    return f"{' '.join(sentences)} Results are those of jax.vmap; nothing needs to be done.{repeated}"
