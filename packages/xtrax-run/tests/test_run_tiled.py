@@ -452,6 +452,20 @@ def test_a_tile_is_split_over_a_mesh():
     np.testing.assert_allclose(found, x.sum(0), rtol=1e-5)
 
 
+def test_effects_over_a_mesh_raise_what_they_raise_and_only_at_an_edge():
+    mesh = jax.make_mesh((4,), ("devices",))
+
+    def host(value, index):
+        if index[0] == 3:
+            raise LookupError("no more")
+
+    tap = HostTap(host, batched=False)
+    with pytest.raises(LookupError, match="no more"):
+        run(lambda x: x, data(), tile_size=8, mesh=mesh, boundaries={"row": AxisBoundary(tap=tap)})
+    with pytest.raises(ValueError, match=r"side effects, and the axis 'row' is split over the devices"):
+        run(tap, data(), tile_size=8, mesh=mesh)
+
+
 def test_progress_without_a_terminal(tmp_path, capfd, monkeypatch):
     monkeypatch.setattr("xtrax.run._tiled.progress._LINE_SECONDS", 0.0)
     run(lambda x: x, data(), tile_size=4, progress="auto", sink=SinkSpec(tmp_path))

@@ -298,7 +298,7 @@ def test_effects_inside_of_chunks_are_refused():
         DispatchRejected, match=r"'a' computes its 8 distinct elements in chunks of 3, .*default_batch_size=8"
     ):
         run(lambda x: x, chunks, x, axes=[("a", "b")], b=recorded(events))
-    with pytest.raises(DispatchRejected, match="fn has side effects, and on the DedupGather axis 'a'"):
+    with pytest.raises(DispatchRejected, match="has side effects, and on the DedupGather axis 'a'"):
         execute_plan(lambda x: jax.debug.callback(events.append, x), chunks, x, axes=[("a", "b")])
     assert len(events) == 2 * N
 
