@@ -22,7 +22,14 @@ def _as_nobody():
         os.seteuid(0)
 
 
-@pytest.fixture(scope="session")
-def as_nobody():
-    """Root may write anywhere, so a test of permissions has to be someone else: `with as_nobody(): ...`."""
+@pytest.fixture
+def as_nobody(tmp_path):
+    """Root may write anywhere, so a test of permissions has to be someone else: `with as_nobody(): ...`.
+
+    That one may look into the folder of the test, whose parents pytest keeps to itself.
+    """
+    for folder in (tmp_path, *tmp_path.parents):
+        mode = folder.stat().st_mode
+        if mode & 0o005 != 0o005:
+            os.chmod(folder, mode | 0o055)
     return _as_nobody

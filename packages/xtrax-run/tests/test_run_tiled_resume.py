@@ -597,8 +597,6 @@ def read_only(tmp_path, as_nobody):
     """Runs something as a user who may read everything below a folder, and write nothing."""
 
     def call(work):
-        for parent in (tmp_path, *tmp_path.parents[:2]):
-            os.chmod(parent, 0o755)
         modes = {path: path.stat().st_mode for path in [tmp_path, *tmp_path.rglob("*")]}
         for path in modes:
             os.chmod(path, 0o555 if path.is_dir() else 0o444)

@@ -103,9 +103,6 @@ def test_replacing_a_drained_array_fails_without_harm(fmt, tmp_path):
 
 @pytest.mark.parametrize("exists", [True, False])
 def test_a_read_only_folder(fmt, exists, tmp_path, as_nobody):
-    os.chmod(tmp_path, 0o755)
-    for parent in tmp_path.parents[:2]:
-        os.chmod(parent, 0o755)
     folder = tmp_path / "out"
     if exists:
         with SINKS[fmt](folder, run_id="one") as sink:
