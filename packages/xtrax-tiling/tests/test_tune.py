@@ -21,9 +21,9 @@ from xtrax.tiling import (
     MemoryBudget,
     SafeMapIterator,
     TunedBatchSize,
-    _tuning,
     tune_batch_size,
 )
+from xtrax.tiling._tuning import measure
 from xtrax.tiling._tuning.cache import forget
 
 
@@ -82,11 +82,11 @@ class FakeMachine:
         self.compiled = []
 
     def search(self, monkeypatch, total, budget=None):
-        monkeypatch.setattr(_tuning, "Program", self)
-        monkeypatch.setattr(_tuning, "compiled_bytes", lambda compiled: compiled.nbytes)
-        monkeypatch.setattr(_tuning.time, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(measure, "Program", self)
+        monkeypatch.setattr(measure, "compiled_bytes", lambda compiled: compiled.nbytes)
+        monkeypatch.setattr(measure.time, "perf_counter", lambda: self.now)
         run_at: Any = lambda size: size  # noqa: E731
-        return _tuning.search(run_at, [np.zeros(1)], total, budget)
+        return measure.search(run_at, [np.zeros(1)], total, budget)
 
     def of(self, size, args):
         self.compiled.append(size)
