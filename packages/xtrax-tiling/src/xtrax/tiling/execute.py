@@ -13,7 +13,7 @@ from xtrax.tiling._execute.args import Bound, bind, check_axes, check_key, check
 from xtrax.tiling._execute.arrays import HeldArrays, held_arrays
 from xtrax.tiling._execute.axes import Axis, Nest, Result, run_nest
 from xtrax.tiling._execute.bucket import Batch, batches, check_ragged, fused, length_axes, take_items
-from xtrax.tiling._execute.effects import fires as _fires
+from xtrax.tiling._execute.effects import fires
 from xtrax.tiling._execute.hooks import NO_HOOK, AxisHook
 from xtrax.tiling._execute.lanes import Operand
 from xtrax.tiling._execute.mesh import check_mesh, run_on_mesh
@@ -236,7 +236,7 @@ def _device_run(
             numbers[:1] = arrays[at:] or numbers[:1]
             operands += [Operand(x, (axis.name,)) for x, axis in zip(numbers, axes, strict=True)]
         nest = Nest(tuple(axes), call, bound.groups, positions, padded)
-        nest = dataclasses.replace(nest, fires=_fires(nest, operands, split=mesh is not None))
+        nest = dataclasses.replace(nest, fires=fires(nest, operands, split=mesh is not None))
         return _tied(run_nest(nest, operands) if mesh is None else run_on_mesh(nest, operands, mesh))
 
     return run

@@ -16,6 +16,7 @@ LAYOUT = "appended-1"
 COMMITS = "commits.jsonl"
 HEADER = "run.json"
 MANIFEST = "manifest.json"
+FOLDER = "is a folder, where a run keeps a file"
 LOOKS = 10  # at most, at a run that is written meanwhile
 
 
@@ -61,7 +62,7 @@ def read_sealed(path: Path) -> dict[str, Any] | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except IsADirectoryError:
-        raise DamagedRunError(f"{path} is a folder, where a run keeps a file") from None
+        raise DamagedRunError(f"{path} {FOLDER}") from None
     try:
         value = json.loads(data)
     except ValueError as error:

@@ -9,6 +9,7 @@ from typing import Any
 from xtrax.run._appended.commit_log import read_log
 from xtrax.run._appended.files import (
     COMMITS,
+    FOLDER,
     HEADER,
     LAYOUT,
     LOOKS,
@@ -30,8 +31,6 @@ from xtrax.run._appended.files import (
 from xtrax.run._appended.remains import refuse_remains
 from xtrax.run._appended.shards import ArraySpec, state_folder
 from xtrax.run._names import HIDDEN
-
-_FOLDER = "is a folder, where a run keeps a file"
 
 
 @dataclass(frozen=True)
@@ -143,7 +142,7 @@ def read_records(
         problems.append(Problem(path, "is missing"))
         return {}, None
     except IsADirectoryError:
-        problems.append(Problem(path, _FOLDER))
+        problems.append(Problem(path, FOLDER))
         return {}, None
     for line in content.damaged:
         problems.append(Problem(path, f"line {line} does not fit its checksum; the tile that it named is given up"))
@@ -175,7 +174,7 @@ def _tile_problems(
 def _file_problem(path: Path, file: dict[str, Any]) -> str | None:
     try:
         if path.is_dir():
-            return _FOLDER
+            return FOLDER
         size = path.stat().st_size
         if size != file["bytes"]:
             return f"has {size} bytes and not {file['bytes']}: it was truncated or replaced"
@@ -232,7 +231,7 @@ def check_metadata(
         yield Problem(path, "is missing", array=name)
         return
     except IsADirectoryError:
-        yield Problem(path, _FOLDER, array=name)
+        yield Problem(path, FOLDER, array=name)
         return
     except ValueError as error:
         yield Problem(path, f"is no JSON ({error})", array=name)

@@ -26,7 +26,7 @@ import zarr
 from distributed import as_completed, get_worker
 from zarr.storage import MemoryStore
 
-from xtrax.run._appended.shards import ArraySpec, TileData, WrittenTile, flush, write_tile, write_whole
+from xtrax.run._appended.shards import ArraySpec, WrittenTile, flush, write_tile, write_whole
 from xtrax.run._fsync import fsync_directory
 from xtrax.run._names import HIDDEN
 from xtrax.run._tiled.inputs import Source, is_key
@@ -34,7 +34,7 @@ from xtrax.run._tiled.program import TileProgram, Work
 from xtrax.run._tiled.progress import Progress
 from xtrax.run._tiled.reader import ReadTile, TileInputs
 from xtrax.run._tiled.report import RunReport
-from xtrax.run._tiled.session import Session, rows_on_host, state_bytes, trace_tile
+from xtrax.run._tiled.session import Session, tile_data, trace_tile
 from xtrax.run._tiled.tiles import Tiles
 from xtrax.stages import HostSink, HostTap
 from xtrax.stages._effects import expected_elements
@@ -141,12 +141,7 @@ def compute_tile(path: str, digest: str, tile: int, read: ReadTile | None) -> tu
         start = time.perf_counter()
         result = run_watched(lambda: program(leaves, first, None, read.index_map), list(expected), expected)
         computing = time.perf_counter() - start
-    log = {
-        "inputs_sha256": read.digest,
-        "seconds_computing": round(computing, 6),
-        "seconds_reading": round(read.seconds, 6),
-    }
-    data = TileData(tile, rows_on_host(result), state_bytes(result), log)
+    data = tile_data(read, result, computing)
     with ThreadPoolExecutor(2) as pool:
         written = write_tile(job.folder, {spec.name: spec for spec in job.specs}, data, pool)
     flush(set(written.folders))

@@ -8,12 +8,12 @@ from typing import Any
 
 import jax
 
-from xtrax.run._appended.shards import TileData, WrittenTile
+from xtrax.run._appended.shards import WrittenTile
 from xtrax.run._tiled.program import TileResult
 from xtrax.run._tiled.progress import Progress
 from xtrax.run._tiled.reader import Places, ReadTile, TileReader
 from xtrax.run._tiled.report import RunReport, reset_peak_memory
-from xtrax.run._tiled.session import Session, rows_on_host, state_bytes
+from xtrax.run._tiled.session import Session, tile_data
 from xtrax.run._tiled.writer import TileWriter
 from xtrax.stages._effects import expected_elements
 from xtrax.stages._host_record import run_watched
@@ -134,7 +134,7 @@ class _Loop:
 
     def _hand_over(self, read: ReadTile, result: TileResult, seconds: float) -> None:
         if self.writer is not None:
-            self.writer.submit(functools.partial(_on_host, read, result, seconds))
+            self.writer.submit(functools.partial(tile_data, read, result, seconds))
             return
         self._session.keep(read.tile, result)
         self.done += 1
@@ -163,12 +163,3 @@ class _Loop:
     def check(self) -> None:
         if self.writer is not None:
             self.writer.check()
-
-
-def _on_host(read: ReadTile, result: TileResult, seconds: float) -> TileData:
-    about = {
-        "inputs_sha256": read.digest,
-        "seconds_computing": round(seconds, 6),
-        "seconds_reading": round(read.seconds, 6),
-    }
-    return TileData(read.tile, rows_on_host(result), state_bytes(result), about)

@@ -13,10 +13,11 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from xtrax.run._tiled.inputs import is_key
 from xtrax.tiling._execute.args import bind
 from xtrax.tiling._execute.axes import Axis, Nest
+from xtrax.tiling._execute.effects import fires
 from xtrax.tiling._execute.hooks import NO_HOOK, AxisHook
 from xtrax.tiling._execute.lanes import Operand
 from xtrax.tiling.carry import materialize_carry
-from xtrax.tiling.execute import _fires, _run_on_device
+from xtrax.tiling.execute import _run_on_device
 from xtrax.tiling.plan import AxisDecision
 from xtrax.tiling.reducers import Reducer
 from xtrax.tiling.strategy import DedupGather, SafeMap, Scan, Vmap
@@ -123,7 +124,7 @@ class Work:
         bound = bind(self.fn, inputs, self.names, self.key)
         operands = [Operand(jnp.asarray(array), dims) for array, dims in zip(bound.arrays, bound.dims, strict=True)]
         axes = tuple(Axis(d.spec.name, d.strategy, self.hooks.get(d.spec.name, NO_HOOK)) for d in self.decisions)
-        _fires(Nest(axes, lambda values: bound.call(values, None)), operands)
+        fires(Nest(axes, lambda values: bound.call(values, None)), operands)
 
     def _nest(
         self, inputs: Sequence[Any], names: Any, strategy: Any, size: int, hooks: Mapping[str, AxisHook], start: Any

@@ -11,6 +11,7 @@ import numpy as np
 
 from xtrax.run._appended.files import DamagedRunError
 from xtrax.run._appended.inspection import Inspection
+from xtrax.run._appended.shards import TileData
 from xtrax.run._appended.store import AppendStore
 from xtrax.run._checks import new_run_id
 from xtrax.run._provenance import collect_provenance
@@ -27,7 +28,7 @@ from xtrax.run._tiled.outputs import (
     sum_bytes,
 )
 from xtrax.run._tiled.program import TileProgram, TileResult, Work, array_type
-from xtrax.run._tiled.reader import TileInputs
+from xtrax.run._tiled.reader import ReadTile, TileInputs
 from xtrax.run._tiled.request import Request
 from xtrax.run._tiled.tiles import DistinctRows, Tiles, choose_tile_rows
 from xtrax.tiling.strategy import DedupGather
@@ -325,11 +326,18 @@ def _take_up(store: AppendStore, request: Request) -> Any:
     return found
 
 
-def state_bytes(result: TileResult) -> bytes | None:
-    """What is kept of a tile's state."""
-    return state_to_bytes(result.state)
+def tile_data(read: ReadTile, result: TileResult, seconds: float) -> TileData:
+    """A tile as it is written: its rows and its state on the host, and what the log says of them.
 
-
-def rows_on_host(result: TileResult) -> dict[str, np.ndarray]:
-    """A tile's rows by the names of their arrays."""
-    return {name: np.asarray(leaf) for name, leaf in result_names(result).items()}
+    Args:
+        read: What it was computed from.
+        result: What its program returned.
+        seconds: What computing took.
+    """
+    about = {
+        "inputs_sha256": read.digest,
+        "seconds_computing": round(seconds, 6),
+        "seconds_reading": round(read.seconds, 6),
+    }
+    rows = {name: np.asarray(leaf) for name, leaf in result_names(result).items()}
+    return TileData(read.tile, rows, state_to_bytes(result.state), about)
